@@ -1,7 +1,8 @@
-"""Figure 2: learning to say a sequence of symbols once more, by each kind of attention.
+"""Figure 2: convergence of each kind of attention on a sequence copying task.
 
-A separator, n random symbols, the separator again, and the same n symbols, with n up to half the
-length and drawn anew for every sequence. The loss counts the second time alone, which can be known.
+A sequence is a separator, n random symbols, the separator, and the same n symbols again; n is drawn
+per sequence, up to half the length. Only the copy counts in the loss, because only it is
+predictable.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 
 SYMBOLS = 10
 SEPARATOR, TOKENS = SYMBOLS, SYMBOLS + 1
-EVERY = 20  # steps that one point of a curve is the mean of
-LEARNED = 0.1  # nats a symbol: of ten symbols that are copied, a chance is 2.3
+POINT_STEPS = 20  # steps averaged in one point of a loss curve
+LEARNED_LOSS = 0.1  # nats per symbol; guessing one of ten symbols gives 2.3
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyTask:
-    """The task's length, the network's sizes, and how it is trained (with RAdam, as the paper)."""
+    """Settings: sequence length, size of the network, and training with RAdam as in the paper."""
 
     length: int = 128
     n_layers: int = 4
@@ -44,13 +45,13 @@ class CopyTask:
     batch: int = 64
     steps: int = 8000
     learning_rate: float = 1e-3
-    lower_after: int = 3000  # steps, and then a tenth of the learning rate
+    lower_after: int = 3000  # steps until the learning rate falls to a tenth
     seeds: int = 3
     kinds: tuple[str, ...] = ("softmax", "lsh-1", "lsh-4", "linear")
 
 
 class CopyNetwork(nn.Module):
-    """A small transformer over symbols: ``int64 [B, T]`` → log-odds of the next, ``[B, T, 11]``."""
+    """Small transformer: symbols ``int64 [B, T]`` → logits of the next symbol ``[B, T, 11]``."""
 
     def __init__(self, kind: str, task: CopyTask) -> None:
         super().__init__()
@@ -68,25 +69,26 @@ class CopyNetwork(nn.Module):
 
     def forward(self, symbols: Tensor) -> Tensor:
         x = self.embedding(symbols) + self.positions[: symbols.shape[1]]
-        log_odds: Tensor = self.predictor(self.norm(self.blocks(x)))
-        return log_odds
+        logits: Tensor = self.predictor(self.norm(self.blocks(x)))
+        return logits
 
 
 def sequences(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw sequences of ``length`` + 1 symbols, and which are the second time: ``[count, …]``."""
+    """Draw sequences and a mask of their copied symbols, both ``[count, length + 1]``."""
     n = torch.randint(1, (length - 1) // 2 + 1, (count, 1), generator=generator)
     symbols = torch.randint(SYMBOLS, (count, length + 1), generator=generator)
-    place = torch.arange(length + 1).expand(count, -1)
-    again = (place > n + 1) & (place <= 2 * n + 1)
-    symbols = torch.where(again, symbols.gather(1, (place - n - 1).clamp(min=0)), symbols)
-    symbols[(place == 0) | (place == n + 1) | (place > 2 * n + 1)] = SEPARATOR
-    return symbols, again
+    position = torch.arange(length + 1).expand(count, -1)
+    copied = (position > n + 1) & (position <= 2 * n + 1)
+    symbols = torch.where(copied, symbols.gather(1, (position - n - 1).clamp(min=0)), symbols)
+    symbols[(position == 0) | (position == n + 1) | (position > 2 * n + 1)] = SEPARATOR
+    return symbols, copied
 
 
 def train_network(kind: str, seed: int, task: CopyTask, device: torch.device) -> Row:
-    """Train a network: its ``losses`` in nats a symbol, each the mean of some steps.
+    """Train a network and return its row.
 
-    ``loss`` and ``accuracy`` are over fresh sequences at the end, ``seconds`` what it all took.
+    The row has the loss curve ``losses`` (nats per symbol, each the mean of ``every`` steps), the
+    final ``loss`` and ``accuracy`` on new sequences, and the training time in ``seconds``.
     """
     began = clock(device)
     torch.manual_seed(seed)
@@ -102,12 +104,13 @@ def train_network(kind: str, seed: int, task: CopyTask, device: torch.device) ->
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    curve = [sum(losses[i : i + EVERY]) / EVERY for i in range(0, len(losses) - EVERY + 1, EVERY)]
+    starts = range(0, len(losses) - POINT_STEPS + 1, POINT_STEPS)
+    curve = [sum(losses[i : i + POINT_STEPS]) / POINT_STEPS for i in starts]
     seconds = clock(device) - began
     with torch.no_grad():
         loss, accuracy = _loss(network.eval(), task, 256, generator, device)
     return {
-        "kind": kind, "seed": seed, "every": EVERY, "losses": [round(x, 5) for x in curve],
+        "kind": kind, "seed": seed, "every": POINT_STEPS, "losses": [round(x, 5) for x in curve],
         "loss": loss.item(), "accuracy": accuracy.item(), "seconds": seconds,
     }  # fmt: skip
 
@@ -115,11 +118,11 @@ def train_network(kind: str, seed: int, task: CopyTask, device: torch.device) ->
 def _loss(
     network: nn.Module, task: CopyTask, count: int, generator: torch.Generator, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Give the mean loss of the second time in nats, and the share of it that is right."""
-    symbols, again = (x.to(device) for x in sequences(count, task.length, generator))
-    log_odds = network(symbols[:, :-1])[again[:, 1:]]
-    wanted = symbols[again]
-    return F.cross_entropy(log_odds, wanted), (log_odds.argmax(-1) == wanted).float().mean()
+    """Return the mean loss of the copied symbols in nats, and their accuracy."""
+    symbols, copied = (x.to(device) for x in sequences(count, task.length, generator))
+    logits = network(symbols[:, :-1])[copied[:, 1:]]
+    targets = symbols[copied]
+    return F.cross_entropy(logits, targets), (logits.argmax(-1) == targets).float().mean()
 
 
 class _Figure2(Experiment[CopyTask]):
@@ -140,29 +143,32 @@ class _Figure2(Experiment[CopyTask]):
                 yield f"{kind} {seed}", partial(train_network, kind, seed, settings, device)
 
     def caption(self, s: Row) -> str:
-        sees = (
-            " At this length the chunks of `lsh` hold every earlier position, so that it is "
-            "softmax attention whose queries are its keys."
+        lsh_note = (
+            " At this length the chunks of `lsh` contain all earlier positions, so it equals "
+            "softmax attention with shared queries and keys."
             if s["length"] <= 64 and any(kind.startswith("lsh") for kind in s["kinds"])
             else ""
         )
         return (
-            f"Up to {(s['length'] - 1) // 2} of ten symbols, said twice: length {s['length']}; "
-            f"{network(s)}, batches of {s['batch']}, {s['steps']:,} steps of RAdam, {s['seeds']} "
-            f"seeds. The loss counts the second time alone; chance is 2.30 nats.{sees}"
+            f"Copying up to {(s['length'] - 1) // 2} symbols out of ten, sequence length "
+            f"{s['length']}; {network(s)}, batch size {s['batch']}, {s['steps']:,} steps of RAdam, "
+            f"{s['seeds']} seeds. The loss counts the copied symbols only; guessing gives 2.30 "
+            f"nats.{lsh_note}"
         )
 
     def table(self, rows: dict[str, Row]) -> str:
         lines = []
         for kind, runs in by_kind(rows.values()).items():
-            a_step = fmean(run["seconds"] / len(run["losses"]) / run["every"] for run in runs)
+            step_seconds = fmean(run["seconds"] / len(run["losses"]) / run["every"] for run in runs)
             lines.append([
                 kind,
                 ", ".join(number(run["loss"]) for run in runs),
                 ", ".join(f"{100 * run['accuracy']:.1f} %" for run in runs),
-                number(1e3 * a_step),
+                number(1e3 * step_seconds),
             ])  # fmt: skip
-        return markdown_table(["kind", "loss at the end, by seed", "right", "ms a step"], lines)
+        return markdown_table(
+            ["attention", "final loss per seed", "accuracy", "ms per step"], lines
+        )
 
     def verdicts(self, rows: dict[str, Row]) -> Iterable[Verdict]:
         kinds = by_kind(rows.values())
@@ -170,8 +176,8 @@ class _Figure2(Experiment[CopyTask]):
             losses = [run["loss"] for run in kinds.get(kind, [])]
             if losses:
                 yield Verdict(
-                    f"{kind} attention learns to copy (loss ≤ {LEARNED} by every seed)",
-                    ", ".join(map(number, losses)), max(losses) <= LEARNED,
+                    f"{kind} attention learns to copy (loss ≤ {LEARNED_LOSS} for every seed)",
+                    ", ".join(map(number, losses)), max(losses) <= LEARNED_LOSS,
                 )  # fmt: skip
 
     def plot(self, figure: Figure, rows: dict[str, Row]) -> None:
@@ -182,7 +188,7 @@ class _Figure2(Experiment[CopyTask]):
                 label = kind if run is runs[0] else None
                 axes.plot(steps, run["losses"], color=f"C{index}", alpha=0.7, label=label)
         axes.set_xlabel("step")
-        axes.set_ylabel(f"loss, nats a symbol of {SYMBOLS}")
+        axes.set_ylabel("loss, nats per symbol")
         axes.set_yscale("log")
         axes.grid(alpha=0.3)
         axes.legend()

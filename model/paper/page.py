@@ -1,4 +1,4 @@
-"""``docs/paper.md``: the paper's claims, its figures, ours, and whether they hold here."""
+"""Page ``docs/paper.md``: the paper's claims and results beside ours."""
 
 from __future__ import annotations
 
@@ -12,42 +12,50 @@ from scanline.model.paper.sampling_speed import precision_note
 
 
 def write_page(folder: Path, page: Path) -> None:
-    """Write the page from a folder's reports, whose plots it shows.
+    """Write the page from the reports and plots in a folder.
 
-    Raises ``ValueError`` where there are none, or where they are of different machines.
+    Raises:
+        ValueError: there are no reports, one is incomplete, or they are of different machines.
     """
     write_atomically(page, make_page(folder, page.parent).encode())
 
 
 def make_page(folder: Path, beside: Path) -> str:
-    """Give the page's text from a folder's reports; plots are named as seen from ``beside``."""
-    there = {name: folder / f"{name}.json" for name in EXPERIMENTS}
-    reports = {name: read(path) for name, path in there.items() if path.exists()}
+    """Render the page from the reports in a folder, with links to plots relative to ``beside``."""
+    paths = {name: folder / f"{name}.json" for name in EXPERIMENTS}
+    reports = {name: read(path) for name, path in paths.items() if path.exists()}
     if unfinished := [name for name, report in reports.items() if not report["complete"]]:
-        raise ValueError(f"{', '.join(unfinished)} was broken off: run it again, and it goes on")
+        raise ValueError(f"{', '.join(unfinished)} is incomplete: run it again to continue it")
     if not reports:
-        raise ValueError(f"no reports in {folder}: `scanline paper figure1 --quick` makes one")
+        raise ValueError(
+            f"no reports in {folder}: run `scanline paper figure1 --quick`, for example"
+        )
     machines = [report["hardware"] for report in reports.values()]
     if any(machine != machines[0] for machine in machines):
-        raise ValueError(f"the reports in {folder} are of different machines")
+        raise ValueError(f"the reports in {folder} are from different machines")
     machine = machines[0]
     threads = "one thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
     lines = [
-        "# The paper, run again",
+        "# Reproducing the paper",
         "",
-        "Katharopoulos, Vyas, Pappas and Fleuret, [*Transformers are RNNs*]"
-        "(https://arxiv.org/abs/2006.16236), ICML 2020: its figures and tables, run by `scanline "
-        "paper` and written by `scanline paper page`. No figure of ours is typed in.",
+        "This page compares the figures and tables of Katharopoulos, Vyas, Pappas and Fleuret, "
+        "[*Transformers are RNNs*](https://arxiv.org/abs/2006.16236) (ICML 2020), with our "
+        "measurements. `scanline paper` runs the experiments and `scanline paper page` generates "
+        "this page from their reports, so none of our numbers is typed by hand.",
+        "",
+        "Compare orders and ratios, not absolute numbers: the `--quick` settings train small "
+        "networks for minutes, on another machine than the paper's. The [figures of the shipped "
+        "models](figures.md) are on a page of their own.",
         "",
         f"Hardware: {machine['cpu']}, {machine['isa']}, {threads} of {machine['cores']} cores, "
         f"{machine['gpu'] or 'no GPU'}; PyTorch {machine['torch']}."
         + (
-            " Times are processor time, not wall-clock time."
+            " Times are CPU time of the process, not wall-clock time."
             if machine["threads"] == 1 and not machine["gpu"]
             else ""
         ),
         "",
-        "| the paper's claim | here | holds |",
+        "| claim of the paper | measured here | holds |",
         "|---|---|---|",
     ]
     verdicts = [

@@ -1,4 +1,4 @@
-"""What an experiment found: rows in a JSON file, each written as it is known, so a run goes on."""
+"""Report of an experiment: rows in a JSON file, saved one by one so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,23 @@ Row = dict[str, Any]
 
 
 class Report:
-    """The rows of one experiment by their keys, kept in ``folder``.
+    """Rows of one experiment by key, saved in ``FOLDER/NAME.json``.
 
-    An experiment that was broken off goes on behind its last row. Raises ``ValueError`` where the
-    folder holds rows of other settings, or from another machine: they cannot be compared.
+    An interrupted experiment continues after its last saved row.
+
+    Args:
+        folder: folder of the reports.
+        name: name of the experiment.
+        settings: its settings, as JSON.
+
+    Raises:
+        ValueError: the saved rows have other settings or are from another machine, so they cannot
+            be compared.
     """
 
     def __init__(self, folder: Path, name: str, settings: Row) -> None:
         self.path, self.name = folder / f"{name}.json", name
-        self.folder = folder / name  # for what rows are made with: runs, speech
+        self.folder = folder / name  # for training runs and data sets
         self.facts: Row = {
             "experiment": name,
             "settings": json.loads(json.dumps(settings)),
@@ -40,25 +48,25 @@ class Report:
             self.complete = saved["complete"]
             for fact, value in self.facts.items():
                 if saved[fact] != value:
-                    kept = self.folder.is_dir() and any(
+                    has_files = self.folder.is_dir() and any(
                         one.name != LOCK_NAME for one in self.folder.iterdir()
                     )
-                    whole = f" and {self.folder}" if kept else ""
+                    also = f" and {self.folder}" if has_files else ""
                     raise ValueError(
-                        f"{self.path} holds rows of other {fact}: give another --out, or delete "
-                        f"it{whole}"
+                        f"{self.path} holds rows of other {fact}: choose another folder with "
+                        f"--out, or delete it{also}"
                     )
             self.rows = saved["rows"]
 
     def row(self, key: str, make: Callable[[], Row]) -> Row:
-        """Give the row of this key, made and written down if it is not there yet."""
+        """Return the row with this key, measuring and saving it if it does not exist yet."""
         if key not in self.rows:
             self.rows[key] = make()
             self._write()
         return self.rows[key]
 
     def finish(self) -> None:
-        """Write down that no row is missing."""
+        """Mark the report as complete."""
         if not self.complete:
             self.complete = True
             self._write()
@@ -69,35 +77,35 @@ class Report:
 
 
 def read(path: Path) -> Row:
-    """Read a report's file; raises ``ValueError`` on one that is damaged or of something else."""
+    """Read a report; raise ``ValueError`` if the file is damaged or not a report."""
     try:
         saved: Row = json.loads(path.read_text())
         parts = {
             "experiment": str, "settings": dict, "hardware": dict, "rows": dict, "complete": bool,
         }  # fmt: skip
         if not all(isinstance(saved[part], kind) for part, kind in parts.items()):
-            raise ValueError("a part is of another kind")
+            raise ValueError("an entry has another type")
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no report of `scanline paper`: {error!r}") from None
+        raise ValueError(f"{path} is not a report of `scanline paper`: {error!r}") from None
     return saved
 
 
 def by_kind(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Put rows that have a ``kind`` together by it, in their order."""
-    found: dict[str, list[Row]] = {}
+    """Group the rows that have a ``kind`` by it, in order."""
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         if "kind" in row:
-            found.setdefault(row["kind"], []).append(row)
-    return found
+            groups.setdefault(row["kind"], []).append(row)
+    return groups
 
 
 def trained(rows: dict[str, Row]) -> list[Row]:
-    """Give the rows of what was trained, in their order."""
+    """Return the rows of trained networks, in order."""
     return [row for key, row in rows.items() if key.startswith("train ")]
 
 
 def hardware() -> Row:
-    """Name this machine, and what of it is used."""
+    """Describe this machine and the part of it that is used."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "cpu": cpu()[0], "isa": cpu_isas()[0], "cores": usable_cores(),
@@ -107,10 +115,10 @@ def hardware() -> Row:
 
 
 def clock(device: torch.device) -> float:
-    """Give the seconds so far.
+    """Return a time in seconds, for differences.
 
-    On one CPU thread these are the seconds that this process computed, which other programs do not
-    lengthen; else those on the wall, once the device is done.
+    With one CPU thread this is the process's CPU time, which other programs do not affect.
+    Otherwise it is the wall-clock time after synchronizing the device.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -120,9 +128,9 @@ def clock(device: torch.device) -> float:
 
 
 def timed(run: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
-    """Give the seconds that a call takes, the least of several: what disturbs it only adds.
+    """Return the shortest time of several calls, in seconds: disturbances only add to it.
 
-    Short calls are repeated more often, for half a second.
+    Short calls are repeated for half a second, at most ten times as often as ``repeats``.
     """
     seconds: list[float] = []
     while len(seconds) < repeats or (sum(seconds) < 0.5 and len(seconds) < 10 * repeats):

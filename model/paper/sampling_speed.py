@@ -1,7 +1,8 @@
-"""How fast each kind of attention draws images: with its state, or anew from all pixels so far.
+"""Sampling speed of each kind of attention, with a recurrent state or by recomputation.
 
-A step's time is measured at some positions of an image and summed over all by the trapezoidal rule:
-it is even or grows evenly. What is timed is first checked to compute what the network does.
+A step is timed at some positions of an image and integrated over all of them by the trapezoidal
+rule, because its time is constant or grows linearly. Each method is checked against the network
+before it is timed.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from scanline.model.network import LinearTransformer
 from scanline.model.paper import peers
 from scanline.model.paper.report import Row, clock
 
-# Every way to draw, by the paper's name of it, and two more of linear attention.
+# Sampling methods by the paper's names, with the attention each uses, and two more methods.
 STATEFUL = {"linear": "linear", "stateful-softmax": "softmax"}
 RECOMPUTED = {"softmax": "softmax", "lsh-1": "lsh-1", "lsh-4": "lsh-4"}
 NATIVE, PEER = "linear, Scanline's C++", f"linear, {peers.NAME}"
 
 
 def sampling_methods(device: torch.device) -> list[str]:
-    """Name all that can draw on this device, the peer where it is installed."""
+    """List the sampling methods of a device; the peer's only if it is installed."""
     found = [*RECOMPUTED, *STATEFUL]
     if device.type == "cpu":
         found += [NATIVE, *([PEER] if peers.installed() else [])]
@@ -37,35 +38,35 @@ def sampling_methods(device: torch.device) -> list[str]:
 
 
 def label(row: Row) -> str:
-    """Give the name of a row's way to draw, and what it multiplies in if the row says so."""
-    return f"{row['way']} ({row['precision']})" if "precision" in row else str(row["way"])
+    """Return a row's method, with the precision of its products if the row states it."""
+    return f"{row['method']} ({row['precision']})" if "precision" in row else str(row["method"])
 
 
 def timing_note(s: Row) -> str:
-    """Say how rows of such settings were timed."""
+    """Describe how rows with these settings were timed."""
     return (
-        "`softmax` and `lsh` run the whole network again for every step, the others keep a state; "
-        f"a step is timed at {s['positions']} positions of an image and summed over all."
+        "`softmax` and `lsh` recompute the whole network in every step; the others keep a state. "
+        f"A step is timed at {s['positions']} positions of an image and integrated over all."
     )
 
 
 def precision_note(rows: dict[str, Row]) -> str:
-    """Say what the C++ computed products in, which no row beside it does."""
-    named = sorted({row["precision"] for row in rows.values() if "precision" in row})
-    if not named:
+    """Describe the precision of the C++ decoder's products, which the other rows lack."""
+    precisions = sorted({row["precision"] for row in rows.values() if "precision" in row})
+    if not precisions:
         return ""
     return (
-        f" Products of `{NATIVE}` are {' or '.join(named)} and its states float32; the other ways "
-        "draw in float32 alone."
+        f" `{NATIVE}` multiplies in {' or '.join(precisions)} and keeps float32 states; the other "
+        "methods use float32 only."
     )
 
 
 class Sampler(ABC):
-    """Draws images side by side, one step of each after another."""
+    """Sampler of a batch of images, step by step."""
 
     @abstractmethod
     def step(self, position: int) -> Tensor:
-        """Draw one step at a position of all images; gives the head's parameters ``[B, P]``."""
+        """Sample one step of all images; return the head's parameters ``[B, P]``."""
 
 
 class _Torch(Sampler):
@@ -76,7 +77,7 @@ class _Torch(Sampler):
         self.noise = torch.rand(batch, c.step_draws, device=device)
         self.ones = torch.ones(batch, device=device)
 
-    def draw(self, parameters: Tensor, position: int) -> Tensor:
+    def write_values(self, parameters: Tensor, position: int) -> Tensor:
         values = self.network.head.sample(parameters, self.noise, self.ones)
         first = position * self.network.config.step_channels
         self.canvas.flatten(1)[:, first : first + values.shape[1]] = values
@@ -84,7 +85,7 @@ class _Torch(Sampler):
 
 
 class StatefulSampler(_Torch):
-    """Each step from the state that the one before left."""
+    """Sampler that keeps a recurrent state."""
 
     def __init__(self, network: LinearTransformer, batch: int) -> None:
         super().__init__(network, batch)
@@ -92,11 +93,11 @@ class StatefulSampler(_Torch):
 
     def step(self, position: int) -> Tensor:
         steps = torch.full((self.batch,), position, device=self.canvas.device)
-        return self.draw(self.network.step(self.canvas, steps, self.states), position)
+        return self.write_values(self.network.step(self.canvas, steps, self.states), position)
 
 
 class RecomputingSampler(_Torch):
-    """Each step by running the whole network over all steps so far, which keeps no state."""
+    """Sampler without a state, which runs the network over all earlier steps in every step."""
 
     def step(self, position: int) -> Tensor:
         network = self.network
@@ -104,11 +105,11 @@ class RecomputingSampler(_Torch):
         x = network.embed(self.canvas, steps, None)
         for block in network.blocks:
             x = block(x)
-        return self.draw(network.head(network.norm(x[:, -1])), position)
+        return self.write_values(network.head(network.norm(x[:, -1])), position)
 
 
 class _Peer(Sampler):
-    """The peer's own recurrent form; it takes one step after another, which all cost the same."""
+    """The peer's recurrent sampler; it ignores the position, because all steps cost the same."""
 
     def __init__(self, network: LinearTransformer, batch: int) -> None:
         self.peer = Peer(network, batch)
@@ -120,78 +121,89 @@ class _Peer(Sampler):
         return self.peer.parameters
 
 
-def make_sampler(way: str, config: ModelConfig, batch: int, device: torch.device) -> Sampler:
-    """Put together what draws a batch of images by a way of ``ways``, but for ``NATIVE``.
+def make_sampler(method: str, config: ModelConfig, batch: int, device: torch.device) -> Sampler:
+    """Create the sampler of any method but ``NATIVE``.
 
-    The weights are random: speed does not depend on them.
+    Its weights are random, because the speed does not depend on them.
     """
-    if way == PEER:
+    if method == PEER:
         return _Peer(random_network("linear", config, device), batch)
-    if way in STATEFUL:
-        return StatefulSampler(random_network(STATEFUL[way], config, device), batch)
-    return RecomputingSampler(random_network(RECOMPUTED[way], config, device), batch)
+    if method in STATEFUL:
+        return StatefulSampler(random_network(STATEFUL[method], config, device), batch)
+    return RecomputingSampler(random_network(RECOMPUTED[method], config, device), batch)
 
 
 def random_network(kind: str, config: ModelConfig, device: torch.device) -> LinearTransformer:
-    """Give a network of an attention kind with its first weights, always the same."""
+    """Create a network with an attention kind and random weights with a fixed seed."""
     torch.manual_seed(0)
     config = ModelConfig.from_dict(config.to_dict() | {"attention": kind})
     return LinearTransformer(config).to(device).eval()
 
 
 @torch.inference_mode()
-def check(way: str, config: ModelConfig, device: torch.device, count: int = 4) -> None:
-    """Raise ``RuntimeError`` unless a way's first steps are what ``forward`` gives.
+def check(method: str, config: ModelConfig, device: torch.device, count: int = 4) -> None:
+    """Raise ``RuntimeError`` unless the first steps of a method agree with ``forward``.
 
-    ``NATIVE`` may differ by what its precision costs, as in ``scanline bench``. Attention that sees
-    what is later is compared with itself in a network of no more steps.
+    ``NATIVE`` may differ by the error of its precision, as in ``scanline bench``. Attention whose
+    output depends on later positions is compared in a network of ``count`` steps, at the last.
     """
-    if way == PEER:  # it checks itself
+    if method == PEER:  # checked when it is created
         return
-    if way == NATIVE:
+    if method == NATIVE:
         bench.check_decoder(random_network("linear", config, device), _open_native)
         return
     short = replace(config, height=1, width=-(-count // config.channels))
-    drawer = make_sampler(way, short, 2, device)
-    assert isinstance(drawer, _Torch)
-    parameters = torch.stack([drawer.step(position) for position in range(short.steps)], 1)
-    expected = drawer.network(drawer.canvas)
-    last = slice(None) if drawer.network.config.supports_decoding else slice(-1, None)
+    sampler = make_sampler(method, short, 2, device)
+    assert isinstance(sampler, _Torch)
+    parameters = torch.stack([sampler.step(position) for position in range(short.steps)], 1)
+    expected = sampler.network(sampler.canvas)
+    last = slice(None) if sampler.network.config.supports_decoding else slice(-1, None)
     if not torch.allclose(parameters[:, last], expected[:, last], rtol=1e-3, atol=1e-4):
-        raise RuntimeError(f"{way} gives other parameters than its network: not timed")
+        raise RuntimeError(
+            f"{method} computes other parameters than its network, so it is not timed"
+        )
 
 
 @torch.inference_mode()
 def time_sampling(
-    way: str, config: ModelConfig, batch: int, positions: int, device: torch.device
+    method: str, config: ModelConfig, batch: int, positions: int, device: torch.device
 ) -> Row:
-    """Time drawing a batch of images: ``images_per_second``, and ``seconds`` of the batch.
+    """Time sampling a batch of images and return its row.
 
-    ``positions`` is at how many positions a step is timed. ``NATIVE`` has its ``precision`` too,
-    what products are computed in; all else is float32. Raises ``RuntimeError`` where the way does
-    not compute what its network does.
+    The row has ``images_per_second`` and the ``seconds`` of the batch; ``NATIVE`` adds the
+    ``precision`` of its products, which is float32 for all others.
+
+    Args:
+        method: one of ``sampling_methods``.
+        config: network, whose attention the method replaces.
+        batch: number of images.
+        positions: number of positions at which a step is timed.
+        device: device to sample on.
+
+    Raises:
+        RuntimeError: the method does not compute what its network does.
     """
-    check(way, config, device)
-    named: Row = {}
-    if way == NATIVE:
+    check(method, config, device)
+    extra: Row = {}
+    if method == NATIVE:
         decoder = _open_native(random_network("linear", config, device), batch)
-        seconds, named = _time_native(decoder), {"precision": decoder.precision}
+        seconds, extra = _time_native(decoder), {"precision": decoder.precision}
     else:
-        drawer = make_sampler(way, config, batch, device)
-        drawer.step(0)
-        places = np.unique(np.linspace(0, config.steps - 1, positions).round().astype(int))
-        times = [_time_step(drawer, place, device) for place in places.tolist()]
-        seconds = float(np.trapezoid(times, places)) + (times[0] + times[-1]) / 2
+        sampler = make_sampler(method, config, batch, device)
+        sampler.step(0)
+        timed_positions = np.unique(np.linspace(0, config.steps - 1, positions).round().astype(int))
+        times = [_time_step(sampler, position, device) for position in timed_positions.tolist()]
+        seconds = float(np.trapezoid(times, timed_positions)) + (times[0] + times[-1]) / 2
     return {
-        "way": way, "batch": batch, "seconds": seconds, "images_per_second": batch / seconds,
+        "method": method, "batch": batch, "seconds": seconds, "images_per_second": batch / seconds,
         "device": device.type,
-    } | named  # fmt: skip
+    } | extra  # fmt: skip
 
 
-def _time_step(drawer: Sampler, position: int, device: torch.device, least: float = 0.02) -> float:
-    """Give the seconds of a step at a position: the best of three runs of ``least`` seconds."""
+def _time_step(sampler: Sampler, position: int, device: torch.device, least: float = 0.02) -> float:
+    """Return the seconds of a step: the best of three runs of at least ``least`` seconds."""
     began = clock(device)
-    drawer.step(position)
+    sampler.step(position)
     once = clock(device) - began
     if once > 10 * least:
         return once
@@ -199,7 +211,7 @@ def _time_step(drawer: Sampler, position: int, device: torch.device, least: floa
     for _ in range(3):
         began = clock(device)
         for _ in range(count):
-            drawer.step(position)
+            sampler.step(position)
         times.append((clock(device) - began) / count)
     return min(times)
 

@@ -1,4 +1,4 @@
-"""Figure 1: time and memory of one forward and backward pass of attention, by the length."""
+"""Figure 1: time and memory of a forward and backward pass of attention by sequence length."""
 
 from __future__ import annotations
 
@@ -31,13 +31,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingSettings:
-    """One sequence of so many heads; a kind ends at the first length that takes too long."""
+    """Settings; a kind of attention stops at the first length that takes too long.
+
+    Args:
+        shortest: first sequence length.
+        longest: last sequence length.
+        n_heads: number of heads.
+        head_size: features per head.
+        max_seconds: longest time of a pass.
+        repeats: number of timed passes, of which the fastest counts.
+    """
 
     shortest: int = 2**9
     longest: int = 2**16
     n_heads: int = 8
     head_size: int = 32
-    most_seconds: float = 60.0
+    max_seconds: float = 60.0
     repeats: int = 5
 
 
@@ -45,9 +54,9 @@ KINDS = ("linear", "softmax", "softmax, whole matrix", "lsh-1", "lsh-4")
 
 
 def attention(kind: str, length: int, size: ScalingSettings) -> peers.Attend | None:
-    """Give causal attention of a kind as a function of q, k and v; None where it is not there.
+    """Return causal attention of a kind as a function of q, k and v, or None if not installed.
 
-    A kind of the peer's is ``fast-transformers: kind``.
+    Kinds of the peer are named ``fast-transformers: KIND``.
     """
     if kind.startswith(peers.NAME):
         return peers.attentions(length).get(kind.removeprefix(f"{peers.NAME}: "))
@@ -60,27 +69,28 @@ def attention(kind: str, length: int, size: ScalingSettings) -> peers.Attend | N
 
 
 def all_kinds() -> list[str]:
-    """Name every kind that runs here, the peer's among them."""
+    """List all kinds that run here, including the peer's if it is installed."""
     return [*KINDS, *(f"{peers.NAME}: {kind}" for kind in peers.attentions(1))]
 
 
 def lengths(size: ScalingSettings) -> list[int]:
-    """Give the lengths, each twice the one before."""
+    """Return the sequence lengths, each twice the previous one."""
     return [2**e for e in range(size.shortest.bit_length() - 1, size.longest.bit_length())]
 
 
 def measure(
     kind: str, length: int, size: ScalingSettings, before: Row | None, device: torch.device
 ) -> Row:
-    """Measure one length: ``seconds`` and ``bytes`` of a pass, or why the kind ends (``stopped``).
+    """Measure one sequence length and return its row.
 
-    ``before`` is the row of half this length, from which it is known what this one may take.
+    The row has ``seconds`` and ``bytes`` of a pass, or the reason in ``stopped`` if this length
+    would exceed the time limit or the memory, judged by ``before``, the row of half the length.
     """
     if before:
         if "stopped" in before:
             return {"kind": kind, "length": length, "stopped": before["stopped"]}
-        if before["seconds"] > size.most_seconds / 2:
-            return {"kind": kind, "length": length, "stopped": f"{size.most_seconds:g} s a pass"}
+        if before["seconds"] > size.max_seconds / 2:
+            return {"kind": kind, "length": length, "stopped": f"{size.max_seconds:g} s per pass"}
         if 4 * before["bytes"] > SHARE * _memory(device):
             return {"kind": kind, "length": length, "stopped": "memory"}
     attend = attention(kind, length, size)
@@ -93,12 +103,12 @@ def measure(
         o = attend(*leaves)
         torch.autograd.grad(o, leaves, torch.ones_like(o), allow_unused=True)
 
-    taken = peak_bytes(once, device)  # the first pass, which is not timed
+    peak = peak_bytes(once, device)  # also the warm-up pass
     return {
         "kind": kind,
         "length": length,
         "seconds": timed(once, device, size.repeats),
-        "bytes": taken,
+        "bytes": peak,
     }
 
 
@@ -107,7 +117,7 @@ def _memory(device: torch.device) -> int:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """Give the most bytes that torch held at any time in a call beyond what it held before."""
+    """Return the peak memory that torch allocates during a call, in bytes."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -121,17 +131,17 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
         events = json.loads(path.read_text())["traceEvents"]
     moves = [event for event in events if event.get("name") == "[memory]"]
     moves.sort(key=lambda event: event["ts"])
-    held = most = 0
+    allocated = peak = 0
     for move in moves:
-        held += move["args"]["Bytes"]
-        most = max(most, held)
-    return most
+        allocated += move["args"]["Bytes"]
+        peak = max(peak, allocated)
+    return peak
 
 
 def slope(rows: list[Row], what: str) -> float | None:
-    """Fit the power of the length with which ``what`` grows, to the four longest lengths measured.
+    """Fit the exponent with which ``what`` grows with the length, to the four longest lengths.
 
-    Shorter ones tell of the calls' fixed cost. None for fewer than three.
+    Shorter lengths are dominated by the fixed cost of a call. Returns None for fewer than three.
     """
     points = [(math.log(r["length"]), math.log(r[what])) for r in rows if "stopped" not in r][-4:]
     if len(points) < 3:
@@ -143,9 +153,9 @@ def slope(rows: list[Row], what: str) -> float | None:
 
 class _Figure1(Experiment[ScalingSettings]):
     name = "figure1"
-    title = "Figure 1: time and memory by length"
+    title = "Figure 1: time and memory by sequence length"
     full = ScalingSettings()
-    quick = ScalingSettings(longest=2**13, most_seconds=3.0, repeats=2)
+    quick = ScalingSettings(longest=2**13, max_seconds=3.0, repeats=2)
 
     def rows(
         self, settings: ScalingSettings, report: Report, data_dir: Path | None, device: torch.device
@@ -161,10 +171,10 @@ class _Figure1(Experiment[ScalingSettings]):
     def caption(self, s: Row) -> str:
         return (
             f"One forward and backward pass of causal attention, {s['n_heads']} heads of "
-            f"{s['head_size']} features, one sequence. `softmax` is PyTorch's own kernel, which "
-            "keeps no T × T matrix; with the whole matrix it is as the paper ran it. The slope is "
-            "the power of the length, fitted to the four longest. Memory is what PyTorch's "
-            "allocator held at most."
+            f"{s['head_size']} features, batch size 1. `softmax` is PyTorch's own kernel, which "
+            "stores no T × T matrix; `softmax, whole matrix` stores it, as in the paper. The slope "
+            "is the exponent of the length, fitted to the four longest. Memory is the peak of "
+            "PyTorch's allocator."
         )
 
     def table(self, rows: dict[str, Row]) -> str:
@@ -181,9 +191,11 @@ class _Figure1(Experiment[ScalingSettings]):
             return markdown_table([unit, *map(str, every), "slope"], lines)
 
         ends = sorted({row["stopped"] for row in rows.values() if "stopped" in row})
-        why = f"\n\n–: not run, as it would take more than {' or '.join(ends)}." if ends else ""
-        seconds = part("seconds", 1e3, "milliseconds a pass, by length")
-        return f"{seconds}\n\n{part('bytes', 1e-6, 'MB held at most, by length')}{why}"
+        why = (
+            f"\n\n–: not run, because it would need more than {' or '.join(ends)}." if ends else ""
+        )
+        seconds = part("seconds", 1e3, "ms per pass by length")
+        return f"{seconds}\n\n{part('bytes', 1e-6, 'peak MB by length')}{why}"
 
     def verdicts(self, rows: dict[str, Row]) -> Iterable[Verdict]:
         kinds = by_kind(rows.values())
@@ -197,17 +209,17 @@ class _Figure1(Experiment[ScalingSettings]):
             power = slope(kinds.get(kind, []), what)
             if power is not None:
                 grows = "time" if what == "seconds" else "memory"
-                bound = f"power ≥ {least:g}" if least else f"power ≤ {most:g}"
-                shape = "with the length's square" if least else "linearly"
+                bound = f"slope ≥ {least:g}" if least else f"slope ≤ {most:g}"
+                shape = "quadratically" if least else "linearly"
                 yield Verdict(
-                    f"the {grows} of {kind} attention grows {shape} ({bound})", f"{power:.3f}",
+                    f"{grows} of {kind} attention grows {shape} ({bound})", f"{power:.3f}",
                     least <= power <= most,
                 )  # fmt: skip
 
     def plot(self, figure: Figure, rows: dict[str, Row]) -> None:
         left, right = figure.subplots(1, 2)
-        _curves(left, rows, "seconds", 1, "seconds a pass")
-        _curves(right, rows, "bytes", 1e-6, "MB held at most")
+        _curves(left, rows, "seconds", 1, "seconds per pass")
+        _curves(right, rows, "bytes", 1e-6, "peak MB")
         left.legend(fontsize=7)
 
 
@@ -217,7 +229,7 @@ def _curves(axes: Axes, rows: dict[str, Row], what: str, scale: float, label: st
         style = "--" if ":" in kind else "-"
         x, y = [r["length"] for r in measured], [scale * r[what] for r in measured]
         axes.loglog(x, y, style, marker="o", markersize=3, label=kind, base=2)
-    axes.set_xlabel("length")
+    axes.set_xlabel("sequence length")
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
 

@@ -1,1 +1,1 @@
-"""Table 3: speech, features to phonemes by a bidirectional encoder and CTC."""
+"""Table 3: speech recognition with bidirectional encoders and CTC."""

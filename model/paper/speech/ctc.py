@@ -1,4 +1,4 @@
-"""Connectionist temporal classification (Graves et al. 2006): its loss, its reading, its errors."""
+"""Connectionist temporal classification (Graves et al. 2006): loss, decoding and error rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLANK = 0
 
 
 def batches(utterances: list[Utterance], size: int) -> list[list[Utterance]]:
-    """Cut utterances into batches, sorted by their lengths so that little is padding."""
+    """Split utterances into batches of similar length, to minimize padding."""
     ordered = sorted(utterances, key=lambda utterance: len(utterance.features))
     return [ordered[i : i + size] for i in range(0, len(ordered), size)]
 
@@ -31,7 +31,7 @@ def _encode(
 
 
 def ctc_loss(encoder: nn.Module, batch: list[Utterance], device: torch.device) -> Tensor:
-    """Give the mean loss in nats a phoneme: any way to lay an utterance's on its frames is good."""
+    """Return the mean CTC loss in nats per phoneme."""
     log_p, lengths = _encode(encoder, batch, device)
     phonemes = torch.tensor([p for utterance in batch for p in utterance.phonemes], device=device)
     counts = torch.tensor([len(utterance.phonemes) for utterance in batch], device=device)
@@ -39,25 +39,25 @@ def ctc_loss(encoder: nn.Module, batch: list[Utterance], device: torch.device) -
 
 
 @torch.no_grad()
-def recognise(
+def greedy_decode(
     encoder: nn.Module, batch: list[Utterance], device: torch.device
 ) -> Iterator[list[int]]:
-    """Give each utterance's phonemes, by the likeliest of each frame."""
+    """Yield the phonemes of each utterance by greedy decoding."""
     for log_p, length in zip(*_encode(encoder, batch, device), strict=True):
         yield collapse(log_p[:length].argmax(-1).tolist())
 
 
 def collapse(frames: Sequence[int]) -> list[int]:
-    """Read phonemes off frames as CTC means them: runs are one, blanks between are left out."""
+    """Convert frame labels to phonemes: merge repeated labels and remove blanks."""
     return [phoneme for phoneme, _ in groupby(frames) if phoneme != BLANK]
 
 
-def edit_distance(said: Sequence[int], wanted: Sequence[int]) -> int:
-    """Count the fewest phonemes to change, leave out or put in, to make one of the other."""
-    row = list(range(len(wanted) + 1))
-    for i, one in enumerate(said, 1):
-        changed = [c + (one != other) for c, other in zip(row, wanted, strict=False)]
-        row = [i, *(1 + least for least in row[1:])]
-        for j, cost in enumerate(changed, 1):
+def edit_distance(decoded: Sequence[int], reference: Sequence[int]) -> int:
+    """Return the Levenshtein distance between two phoneme sequences."""
+    row = list(range(len(reference) + 1))
+    for i, one in enumerate(decoded, 1):
+        substituted = [c + (one != other) for c, other in zip(row, reference, strict=False)]
+        row = [i, *(1 + cost for cost in row[1:])]
+        for j, cost in enumerate(substituted, 1):
             row[j] = min(row[j], cost, 1 + row[j - 1])
     return row[-1]

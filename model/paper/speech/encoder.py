@@ -1,7 +1,7 @@
-"""Bidirectional encoders for CTC: transformers of each kind of attention, and a Bi-LSTM.
+"""Bidirectional encoders for CTC: transformers with each kind of attention, and a Bi-LSTM.
 
-Rows of a batch have ``lengths`` of their own and are padded at the end; what is there changes no
-output before the end.
+The rows of a batch are padded to one length; padding does not affect the outputs before a row's
+end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = (LSTM, "softmax", "lsh-4", "linear")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Frames taken at a time, a transformer's sizes, and those of the LSTM in each direction."""
+    """Sizes: frames per step, transformer, and LSTM per direction."""
 
     stack: int
     n_layers: int
@@ -36,32 +36,41 @@ class Sizes:
 
 
 class Encoder(nn.Module):
-    """Features ``[B, T, features]`` → log-probabilities of a blank and phonemes, ``[B, S, 1 + P]``.
+    """Features ``[B, T, features]`` → log-probabilities of blank and phonemes ``[B, S, 1 + P]``.
 
-    S is T / ``stack``, rounded up. Raises ``ValueError`` on an unknown kind.
+    S is T / ``stack``, rounded up.
+
+    Args:
+        kind: one of ``KINDS``.
+        sizes: sizes of the network.
+        features: features per frame.
+        phonemes: number of phonemes P.
+
+    Raises:
+        ValueError: the kind is unknown.
     """
 
     def __init__(self, kind: str, sizes: Sizes, features: int, phonemes: int) -> None:
         super().__init__()
         if kind not in KINDS:
-            raise ValueError(f"there is no encoder {kind!r}; there are {', '.join(KINDS)}")
+            raise ValueError(f"unknown encoder {kind!r}: choose {', '.join(KINDS)}")
         self.stack = sizes.stack
-        taken = sizes.stack * features
-        self.body = Recurrent(sizes, taken) if kind == LSTM else Transformer(kind, sizes, taken)
+        width = sizes.stack * features
+        self.body = Recurrent(sizes, width) if kind == LSTM else Transformer(kind, sizes, width)
         self.predictor = nn.Linear(self.body.size, 1 + phonemes)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Give log-probabilities and their lengths, from ``lengths: int64 [B]`` in frames."""
-        x = x.masked_fill(~_inside(x, lengths).unsqueeze(-1), 0)
+        """Return log-probabilities and their lengths; ``lengths: int64 [B]`` are in frames."""
+        x = x.masked_fill(~_length_mask(x, lengths).unsqueeze(-1), 0)
         x = F.pad(x, (0, 0, 0, -x.shape[1] % self.stack))
         lengths = -(-lengths // self.stack)
         x = x.reshape(len(x), x.shape[1] // self.stack, -1)
-        log_odds: Tensor = self.predictor(self.body(x, lengths))
-        return log_odds.log_softmax(-1), lengths
+        logits: Tensor = self.predictor(self.body(x, lengths))
+        return logits.log_softmax(-1), lengths
 
 
 class Recurrent(nn.Module):
-    """The paper's baseline: LSTMs that read from both ends."""
+    """Bidirectional LSTM, the paper's baseline."""
 
     def __init__(self, sizes: Sizes, features: int) -> None:
         super().__init__()
@@ -77,7 +86,7 @@ class Recurrent(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Layers of attention to all positions over embedded frames and a code of their places."""
+    """Transformer over embedded frames with sinusoidal positions."""
 
     def __init__(self, kind: str, sizes: Sizes, features: int) -> None:
         super().__init__()
@@ -97,18 +106,18 @@ class Transformer(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention of one kind and a feed-forward network, each normalised first and added."""
+    """Pre-norm transformer layer with one kind of attention."""
 
-    turns: Tensor
+    rotations: Tensor
 
     def __init__(self, kind: str, D: int, n_heads: int) -> None:
         super().__init__()
         self.kind, self.n_heads = kind, n_heads
         self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
         self.query, self.value, self.out = (nn.Linear(D, D) for _ in range(3))
-        if kind.startswith("lsh-"):  # its queries are its keys
-            turns = random_rotations(int(kind[4:]), n_heads, D // n_heads, BUCKETS)
-            self.register_buffer("turns", turns)
+        if kind.startswith("lsh-"):  # shared queries and keys
+            rotations = random_rotations(int(kind[4:]), n_heads, D // n_heads, BUCKETS)
+            self.register_buffer("rotations", rotations)
         else:
             self.key = nn.Linear(D, D)
         self.linear1, self.linear2 = nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
@@ -119,21 +128,21 @@ class TransformerLayer(nn.Module):
         return y
 
     def _attend(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Let every position of a row see all of it: ``[B, S, D]`` → ``[B, S, H, K]``."""
+        """Attend to all positions of a row: ``[B, S, D]`` → ``[B, S, H, K]``."""
         heads = (*x.shape[:2], self.n_heads, -1)
         q, v = self.query(x).view(heads), self.value(x).view(heads)
         if self.kind.startswith("lsh-"):
-            return lsh_attention(q, v, self.turns, lengths=lengths, causal=False)
+            return lsh_attention(q, v, self.rotations, lengths=lengths, causal=False)
         k = self.key(x).view(heads)
-        inside = _inside(x, lengths)
-        if self.kind == "linear":  # eq. 6; a key of zeros adds nothing to the sums
-            k = elu_feature_map(k).masked_fill(~inside[..., None, None], 0)
+        mask = _length_mask(x, lengths)
+        if self.kind == "linear":  # eq. 6; keys of zero add nothing to the sums
+            k = elu_feature_map(k).masked_fill(~mask[..., None, None], 0)
             return linear_attention(elu_feature_map(q), k, v, causal=False)[0]
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        mask = inside[:, None, None]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+        attn_mask = mask[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask).transpose(1, 2)
 
 
-def _inside(x: Tensor, lengths: Tensor) -> Tensor:
-    """Say which places of ``x: [B, S, …]`` are before their row's end: bool ``[B, S]``."""
+def _length_mask(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return the mask of positions of ``x: [B, S, …]`` before their row's end, bool ``[B, S]``."""
     return torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Log-mel filterbank features of sound, as the paper has them: 40 a frame, a frame every 10 ms."""
+"""Log-mel filterbank features as in the paper: 40 per frame, one frame every 10 ms."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from torch import Tensor
 
 BANDS = 40
 WINDOW, HOP = 0.025, 0.010  # seconds
-FLOOR = 1e-6  # of a band's energy, for sound that is silent
+FLOOR = 1e-6  # added to a band's energy, to keep the logarithm of silence finite
 
 
 def to_mel(hertz: Tensor) -> Tensor:
-    """Give the pitch that a frequency is heard as: 1,000 Hz are 1,000 mel."""
+    """Convert a frequency in Hz to mel; 1,000 Hz are 1,000 mel."""
     return 2595 * (1 + hertz / 700).log10()
 
 
 def mel_filters(bins: int, rate: int, bands: int = BANDS) -> Tensor:
-    """Give triangles over the ``bins`` of a spectrum that ends at half of ``rate`` Hz.
+    """Create triangular filters of height 1, spaced evenly in mel, as float32 ``[bands, bins]``.
 
-    Their centres are evenly spaced in mel, each triangle ends at its neighbours' centres, and its
-    height is 1: float32 ``[bands, bins]``.
+    Args:
+        bins: number of bins of the spectrum, from 0 to ``rate`` / 2.
+        rate: sample rate in Hz.
+        bands: number of filters; each ends at the centers of its neighbours.
     """
     mel = to_mel(torch.linspace(0, rate / 2, bins, dtype=torch.float64))
     spacing = mel[-1] / (bands + 1)
@@ -28,10 +30,7 @@ def mel_filters(bins: int, rate: int, bands: int = BANDS) -> Tensor:
 
 
 def log_mel(samples: Tensor, rate: int) -> Tensor:
-    """Give the features of sound between -1 and 1: float ``[samples]`` → float32 ``[frames, 40]``.
-
-    ``rate`` is in samples a second; the logarithm is the natural one.
-    """
+    """Compute natural-log mel features of samples in [-1, 1] at ``rate`` Hz: ``[frames, 40]``."""
     window = round(WINDOW * rate)
     size = 1 << (window - 1).bit_length()
     spectrum = torch.stft(

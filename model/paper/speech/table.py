@@ -1,7 +1,7 @@
-"""Table 3's rows: encoders trained with CTC for the same time, their errors, and an epoch's time.
+"""Table 3: phoneme error rate and epoch time of encoders trained with CTC for the same time.
 
-The paper's speech, the Wall Street Journal's, is licensed: the rows are of any folder of speech, or
-of spoken digits.
+The paper's corpus, the Wall Street Journal, needs a license. The table is measured on any corpus in
+a folder, or on synthetic spoken digits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scanline.model.paper.experiment import Experiment, Rows, Verdict
 from scanline.model.paper.markdown import markdown_table, number
 from scanline.model.paper.report import Report, Row, timed, trained
 from scanline.model.paper.speech.corpus import Corpus, Utterance, read_corpus
-from scanline.model.paper.speech.ctc import batches, ctc_loss, edit_distance, recognise
+from scanline.model.paper.speech.ctc import batches, ctc_loss, edit_distance, greedy_decode
 from scanline.model.paper.speech.digits import synthesise
 from scanline.model.paper.speech.encoder import KINDS, LSTM, Encoder, Sizes
 from scanline.model.paper.speech.features import BANDS
@@ -31,15 +31,21 @@ from scanline.model.paper.speech.features import BANDS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LONG = 800  # frames of the paper's utterances, on average
+PAPER_FRAMES = 800  # average length of the paper's utterances
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechSettings:
-    """The networks, the seconds that each is trained for, and how (RAdam, as the paper's).
+    """Settings of the table. Training uses RAdam as in the paper.
 
-    ``data`` is the name of a folder of speech, empty for digits: so many utterances to train on and
-    to test with. The learning rate falls to 0 over the second half.
+    Args:
+        sizes: sizes of the encoders.
+        training_seconds: training time of each encoder.
+        batch: utterances per step.
+        learning_rate: of the transformers; it falls to 0 over the second half of the training.
+        lstm_learning_rate: of the LSTM.
+        digits: numbers of synthetic utterances for training and testing.
+        data: name of the corpus folder; "" for synthetic digits.
     """
 
     sizes: Sizes
@@ -55,12 +61,12 @@ def _describe(corpus: Corpus) -> Row:
     frames = [len(u.features) for u in corpus.train]
     return {
         "train": len(corpus.train), "test": len(corpus.test), "phonemes": len(corpus.phonemes),
-        "mean_frames": fmean(frames), "most_frames": max(frames),
+        "mean_frames": fmean(frames), "max_frames": max(frames),
     }  # fmt: skip
 
 
-class Training:
-    """An encoder's way through a corpus, batch by batch of utterances that are about as long."""
+class EncoderTraining:
+    """Training of one encoder, in batches of utterances of similar length."""
 
     def __init__(
         self, kind: str, task: SpeechSettings, corpus: Corpus, device: torch.device
@@ -73,54 +79,57 @@ class Training:
         self.batches = batches(corpus.train, task.batch)
         self.order = torch.Generator().manual_seed(0)
 
-    def epoch(self, learning: Callable[[], object] | None = None) -> None:
-        """Take every batch once, in an order of its own; ``learning`` is called after each."""
+    def epoch(self, after_step: Callable[[], object] | None = None) -> None:
+        """Train on every batch once, in random order; ``after_step`` is called after each."""
         for i in torch.randperm(len(self.batches), generator=self.order).tolist():
             self.optimizer.zero_grad()
             ctc_loss(self.encoder, self.batches[i], self.device).backward()
             nn.utils.clip_grad_norm_(self.encoder.parameters(), 1.0)
             self.optimizer.step()
-            if learning:
-                learning()
+            if after_step:
+                after_step()
 
 
 def _train(
     kind: str, task: SpeechSettings, corpus: Corpus, epochs: int, device: torch.device
 ) -> Row:
-    """Train for so many epochs, and count the phonemes that are wrong in test utterances."""
-    training = Training(kind, task, corpus, device)
+    """Train for a number of epochs, and measure the error rate on the test utterances."""
+    training = EncoderTraining(kind, task, corpus, device)
     steps = epochs * len(training.batches)
-    falling = torch.optim.lr_scheduler.LambdaLR(
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
         training.optimizer, lambda step: min(1.0, 2 * (1 - step / steps))
     )
     for _ in tqdm(range(epochs), desc=kind, unit="epoch", leave=False, disable=None):
-        training.epoch(falling.step)
+        training.epoch(scheduler.step)
     errors, counts = [], []
     for batch in batches(corpus.test, task.batch):
-        for utterance, said in zip(batch, recognise(training.encoder, batch, device), strict=True):
-            errors.append(edit_distance(said, utterance.phonemes))
+        decoded = greedy_decode(training.encoder, batch, device)
+        for utterance, phonemes in zip(batch, decoded, strict=True):
+            errors.append(edit_distance(phonemes, utterance.phonemes))
             counts.append(len(utterance.phonemes))
     rate = sum(errors) / sum(counts)
-    spread = sum((e - rate * n) ** 2 for e, n in zip(errors, counts, strict=True))
+    variance = sum((e - rate * n) ** 2 for e, n in zip(errors, counts, strict=True))
     return {
         "kind": kind, "epochs": epochs, "error_rate": rate,
-        "standard_error": math.sqrt(spread) / sum(counts),
+        "standard_error": math.sqrt(variance) / sum(counts),
     }  # fmt: skip
 
 
-def _time_long(kind: str, task: SpeechSettings, device: torch.device) -> Row:
-    """Time a forward and backward pass over an utterance as long as the paper's, frame by frame."""
+def _time_pass(kind: str, task: SpeechSettings, device: torch.device) -> Row:
+    """Time a forward and backward pass over an utterance of the paper's average length."""
     encoder = Encoder(kind, replace(task.sizes, stack=1), BANDS, phonemes=40).to(device)
-    batch = [Utterance(torch.randn(LONG, BANDS), [1 + n % 40 for n in range(LONG // 10)])]
+    batch = [
+        Utterance(torch.randn(PAPER_FRAMES, BANDS), [1 + n % 40 for n in range(PAPER_FRAMES // 10)])
+    ]
     return {
-        "kind": kind, "frames": LONG,
+        "kind": kind, "frames": PAPER_FRAMES,
         "seconds": timed(lambda: ctc_loss(encoder, batch, device).backward(), device, repeats=2),
     }  # fmt: skip
 
 
 class _Table3(Experiment[SpeechSettings]):
     name = "table3"
-    title = "Table 3: speech"
+    title = "Table 3: speech recognition"
     full = SpeechSettings(
         sizes=Sizes(stack=1, n_layers=9, n_heads=6, d_model=192, lstm_layers=3, lstm_size=320),
         training_seconds=4 * 3600, batch=16, learning_rate=1e-4, lstm_learning_rate=1e-3,
@@ -139,20 +148,20 @@ class _Table3(Experiment[SpeechSettings]):
     def rows(
         self, settings: SpeechSettings, report: Report, data_dir: Path | None, device: torch.device
     ) -> Rows:
-        """Give ``data``, then ``epoch``, ``pass``, ``train KIND``.
+        """Yield ``data``, then ``epoch KIND``, ``pass KIND`` and ``train KIND``.
 
-        Digits are kept in the report's folder, in one that is named by how many.
+        Synthetic digits are kept in a sub-folder of the report's folder, named after their numbers.
         """
-        spoken = report.folder / "{}-digits-{}".format(*settings.digits)
+        digits_folder = report.folder / "{}-digits-{}".format(*settings.digits)
 
         @cache
         def corpus() -> Corpus:
             if data_dir is None:
-                synthesise(spoken, *settings.digits)
-            return read_corpus(data_dir or spoken, settings.sizes.stack)
+                synthesise(digits_folder, *settings.digits)
+            return read_corpus(data_dir or digits_folder, settings.sizes.stack)
 
         def epoch(kind: str) -> Row:
-            training = Training(kind, settings, corpus(), device)
+            training = EncoderTraining(kind, settings, corpus(), device)
             return {"kind": kind, "seconds": timed(training.epoch, device, repeats=2)}
 
         def train(kind: str) -> Row:
@@ -162,24 +171,24 @@ class _Table3(Experiment[SpeechSettings]):
         yield "data", lambda: _describe(corpus())
         for kind in KINDS:
             yield f"epoch {kind}", partial(epoch, kind)
-            yield f"pass {kind}", partial(_time_long, kind, settings, device)
+            yield f"pass {kind}", partial(_time_pass, kind, settings, device)
             yield f"train {kind}", partial(train, kind)
 
     def caption(self, s: Row) -> str:
         sizes = s["sizes"]
         digits = (
-            "Digits that espeak-ng spoke, for the Wall Street Journal is licensed: compare the "
-            "order, not the numbers."
+            "Measured on digits spoken by espeak-ng, because the paper's corpus (Wall Street "
+            "Journal) needs a license: compare the order, not the numbers."
         )
-        data = f"Speech of the folder `{s['data']}`." if s["data"] else digits
-        stacked = f"; {sizes['stack']} frames at a time" if sizes["stack"] > 1 else ""
+        data = f"Measured on the corpus `{s['data']}`." if s["data"] else digits
+        stacked = f"; {sizes['stack']} frames per step" if sizes["stack"] > 1 else ""
         return (
-            f"{data} Each encoder sees all of an utterance ({sizes['n_layers']} layers × "
+            f"{data} Each bidirectional encoder ({sizes['n_layers']} layers × "
             f"{sizes['d_model']}, {sizes['n_heads']} heads; bi-lstm {sizes['lstm_layers']} × 2 × "
-            f"{sizes['lstm_size']}{stacked}) and is trained with CTC for "
-            f"{s['training_seconds']:g} seconds, batches of {s['batch']}; phonemes are the "
-            "likeliest of each step (± standard error). The last column is a forward and backward "
-            "pass over one utterance as long as the paper's are on average, frame by frame."
+            f"{sizes['lstm_size']}{stacked}) was trained with CTC for {s['training_seconds']:g} "
+            f"seconds, batch size {s['batch']}. The phoneme error rate (PER) of greedy decoding is "
+            "given with its standard error. The last column is the time of a forward and backward "
+            "pass over one utterance of the paper's average length, with one frame per step."
         )
 
     def table(self, rows: dict[str, Row]) -> str:
@@ -196,13 +205,13 @@ class _Table3(Experiment[SpeechSettings]):
             ])  # fmt: skip
         data, long = rows["data"], next(row for key, row in rows.items() if key[:5] == "pass ")
         head = [
-            "encoder", "phonemes wrong, paper", "ours", "epochs", "s an epoch, paper", "ours",
+            "encoder", "PER, paper", "ours", "epochs", "s per epoch, paper", "ours",
             f"ms for {long['frames']} frames",
         ]  # fmt: skip
         return (
-            f"{markdown_table(head, lines)}\n\n{data['train']:,} utterances to train on, of "
-            f"{data['mean_frames']:.0f} frames on average and {data['most_frames']} at most; "
-            f"{data['test']:,} held out; {data['phonemes']} phonemes."
+            f"{markdown_table(head, lines)}\n\nCorpus: {data['train']:,} training utterances with "
+            f"{data['mean_frames']:.0f} frames on average and at most {data['max_frames']}; "
+            f"{data['test']:,} test utterances; {data['phonemes']} phonemes."
         )
 
     def verdicts(self, rows: dict[str, Row]) -> Iterable[Verdict]:
@@ -210,13 +219,13 @@ class _Table3(Experiment[SpeechSettings]):
         for other in ("lsh-4", "bi-lstm"):
             theirs = f"{SPEECH['linear'].error_percent:.2f} % : {SPEECH[other].error_percent:.2f} %"
             yield Verdict(
-                f"speech: linear gets fewer phonemes wrong than {other} ({theirs})",
+                f"speech: linear has a lower phoneme error rate than {other} ({theirs})",
                 f"{wrong['linear']:.2f} % : {wrong[other]:.2f} %", wrong["linear"] < wrong[other],
             )  # fmt: skip
         seconds = {kind: rows[f"epoch {kind}"]["seconds"] for kind in SPEECH}
         theirs = ", ".join(f"{kind} {number(claim.seconds)} s" for kind, claim in SPEECH.items())
         yield Verdict(
-            f"speech: an epoch takes linear the least time ({theirs})",
+            f"speech: linear has the shortest epochs ({theirs})",
             ", ".join(f"{kind} {number(value)} s" for kind, value in seconds.items()),
             seconds["linear"] == min(seconds.values()),
         )
@@ -229,9 +238,9 @@ class _Table3(Experiment[SpeechSettings]):
             kinds, [100 * row["error_rate"] for row in encoders],
             xerr=[100 * row["standard_error"] for row in encoders],
         )  # fmt: skip
-        left.set_xlabel("phonemes wrong, %, after the same time")
+        left.set_xlabel("phoneme error rate, %, after the same time")
         right.barh(kinds, [rows[f"epoch {kind}"]["seconds"] for kind in kinds])
-        right.set_xlabel("seconds an epoch")
+        right.set_xlabel("seconds per epoch")
         for axes in (left, right):
             axes.grid(alpha=0.3, axis="x")
 

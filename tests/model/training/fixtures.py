@@ -124,7 +124,8 @@ def start(folder: Path, steps: int, *launcher: str, processes: int = 1) -> subpr
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    python_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, *launcher, str(script), str(folder), str(steps), str(processes)],
         env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

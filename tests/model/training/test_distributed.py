@@ -247,36 +247,40 @@ def _nothing(device: torch.device) -> None:
     pass
 
 
-def test_two_share_the_cores_and_meet_at_the_loopback_unless_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A laptop's network changes, and others may reach it; what failed leaves nothing behind.
+INTERFACE = "GLOO_SOCKET_IFNAME"
+# NCCL chooses its interface itself, and only Linux lists the addresses of sockets.
+USES_GLOO = Path("/proc/self/net/tcp").exists() and not torch.cuda.is_available()
 
-    One that dies after the last step ends no run.
-    """
-    name, hook, threads = "GLOO_SOCKET_IFNAME", sys.excepthook, torch.get_num_threads()
-    # NCCL chooses by itself, and only Linux tells of the addresses.
-    chosen = Path("/proc/self/net/tcp").exists() and not torch.cuda.is_available()
-    if chosen:
-        monkeypatch.setenv(name, "none_of_them")
-        with pytest.raises(RuntimeError, match="none_of_them"), process_group(2, _nothing):
-            raise AssertionError("never begins")
-        assert os.environ[name] == "none_of_them"
-    monkeypatch.delenv(name, raising=False)
+
+@pytest.mark.skipif(not USES_GLOO, reason="needs gloo on Linux")
+def test_process_group_uses_interface_of_environment(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(INTERFACE, "no_such_interface")
+    process = begin(tmp_path, 1, processes=2)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "no_such_interface" in errors
+
+
+def test_process_group_divides_cores_and_uses_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also, a worker that dies after the last step is ignored, and all settings are restored."""
+    hook, threads = sys.excepthook, torch.get_num_threads()
+    monkeypatch.delenv(INTERFACE, raising=False)
     with process_group(2, _nothing) as device:
         assert device.type in ("cpu", "cuda")
         assert torch.distributed.get_world_size() == 2
         assert torch.get_num_threads() == max(1, distributed._cores() // 2)
         with distributed.all_cores():
             assert torch.get_num_threads() == distributed._cores() <= usable_cores()
-        if chosen:
-            assert (_addresses(), os.environ[name]) == ({"127.0.0.1"}, "lo")
+        if USES_GLOO:
+            assert (_addresses(), os.environ[INTERFACE]) == ({"127.0.0.1"}, "lo")
         for other in multiprocessing.active_children():
             other.kill()
             other.join()
     assert not multiprocessing.active_children()
     assert torch.get_num_threads() == threads
-    assert name not in os.environ
+    assert INTERFACE not in os.environ
     assert sys.excepthook is hook
 
 
