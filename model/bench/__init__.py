@@ -1,1 +1,1 @@
-"""How fast decoders are."""
+"""Benchmarks of decoding and training."""

@@ -1,9 +1,9 @@
-"""How fast the decoders are here, beside what the machine can do (``scanline bench``).
+"""Benchmark of the decoders on a CPU, compared with the roofline (``scanline bench``).
 
-Every backend is first checked against the reference; one that differs is not timed. Figures are
-medians. A step costs the same at every position, so of large images some pixels are drawn and
-the rest is extrapolated; the table says how many. Beside each figure stands how many times a step
-takes what it would at the machine's own best, and whether computing or moving bytes sets that.
+Every backend is checked against the reference before it is timed. Results are medians. Steps take
+the same time at every position, so only some pixels of large images are sampled and the rest is
+extrapolated; the table shows how many. The last column is the time of a step divided by its
+roofline bound, and whether computing or moving bytes sets that bound.
 """
 
 from __future__ import annotations
@@ -35,18 +35,28 @@ from scanline.model.network import LinearTransformer
 
 SLOTS = (1, 8, 64, 256)
 BACKENDS = ("native", "reference")
-BITS_ERROR = 0.01  # bits/dim that a precision may change of a few images drawn
+MAX_BITS_ERROR = 0.01  # bits/dim by which a precision may change a few images
 
-DecoderFactory = Callable[[LinearTransformer, int], Decoder]  # of so many slots
+DecoderFactory = Callable[[LinearTransformer, int], Decoder]  # network, slots
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One network in one backend with so many images at once; ``pixels`` were drawn of each.
+    """Timing of one network in one backend.
 
-    ``precision`` is what products were computed in; ``limit`` what bounds a step on this machine,
-    ``compute`` or ``bytes``, and ``times_limit`` how many times that bound a step took; None where
-    the bound is not known.
+    Args:
+        model: name of the network.
+        backend: name of the backend.
+        slots: number of images sampled in parallel.
+        pixels: pixels sampled of each.
+        milliseconds_a_step: time of a step of all slots.
+        seconds_an_image: time until all slots have a whole image.
+        images_a_second: throughput.
+        gflops: billion operations/s.
+        gbytes_a_second: GB/s.
+        precision: type of the products.
+        limit: what bounds a step on this machine, ``compute`` or ``bytes``; None if unknown.
+        times_limit: time of a step divided by its bound; None if unknown.
     """
 
     model: str
@@ -63,14 +73,14 @@ class Timing:
     times_limit: float | None = None
 
     def with_bound(self, bound: Bound) -> Timing:
-        """Give this timing with the machine's limit."""
-        times = self.milliseconds_a_step / 1e3 / bound.seconds
-        return replace(self, limit=bound.name, times_limit=times)
+        """Return this timing with the roofline bound."""
+        times_limit = self.milliseconds_a_step / 1e3 / bound.seconds
+        return replace(self, limit=bound.name, times_limit=times_limit)
 
 
 @dataclass(frozen=True)
 class Report:
-    """All timings of a run, and what they were taken on."""
+    """All timings of a run, with the hardware, its peak rates, and remarks."""
 
     hardware: dict[str, Any]
     peaks: dict[str, float]
@@ -81,9 +91,12 @@ class Report:
 def start_blank_images(
     decoder: Decoder, style: SamplingDefaults | None = None
 ) -> NDArray[np.int32]:
-    """Put fresh images, of which nothing is known, into all slots; gives those of the images.
+    """Start an image without known pixels in every slot, and return the slots of the images.
 
-    Plain ones, or as ``style`` has it of each class in turn: guided, each has a twin.
+    Args:
+        decoder: decoder to use.
+        style: sampling options; images then have the classes in turn, and with guidance every image
+            needs a second slot for its unconditional twin. None means unconditional sampling.
     """
     c = decoder.config
     guided = style is not None and style.guidance != 1
@@ -101,7 +114,7 @@ def start_blank_images(
 
 
 def check_decoder(model: LinearTransformer, factory: DecoderFactory) -> None:
-    """Raise ``RuntimeError`` unless a backend's bits are the network's, alone and among others."""
+    """Raise ``RuntimeError`` if a backend differs from the reference, or by its number of slots."""
     pixels = min(64, model.config.pixels)
     decoder = factory(model, 5)
     decoder.step(start_blank_images(decoder), pixels)
@@ -110,23 +123,31 @@ def check_decoder(model: LinearTransformer, factory: DecoderFactory) -> None:
         _, bits = model.prefill(canvas, torch.full((5,), pixels))
     dims = 5 * pixels * model.config.channels
     difference = abs(float(decoder.bits.sum() - bits.sum())) / dims
-    if not difference <= BITS_ERROR:
+    if not difference <= MAX_BITS_ERROR:
         raise RuntimeError(
-            f"{decoder.variant} is {difference:.4f} bits/dim from the reference: not timed"
+            f"{decoder.variant} differs by {difference:.4f} bits/dim from the reference, so it is "
+            "not timed"
         )
     alone = factory(model, 1)
     alone.step(start_blank_images(alone), pixels)
     if not np.array_equal(alone.canvas[0], decoder.canvas[0]):
-        raise RuntimeError(f"{decoder.variant} draws other bytes alone than beside others")
+        raise RuntimeError(
+            f"{decoder.variant} samples other bytes for one image than for several, so it is not "
+            "timed"
+        )
 
 
 def measure(
     draw: Callable[[int], object], pixels: int, seconds: float,
     finish: Callable[[], object] = lambda: None,
 ) -> tuple[int, float]:  # fmt: skip
-    """Draw up to ``pixels`` pixels for about ``seconds``; give how many, and seconds for each.
+    """Sample pixels for some time, and return their number and the seconds per pixel.
 
-    ``draw(n)`` draws the next n pixels of every image, and ``finish()`` waits until all are there.
+    Args:
+        draw: samples the next n pixels of every image.
+        pixels: number of pixels to sample at most.
+        seconds: time to spend, approximately.
+        finish: waits until all pixels are sampled.
     """
     done, n, began = 0, 1, time.perf_counter()
     while True:
@@ -136,7 +157,7 @@ def measure(
         if done == pixels or elapsed >= seconds:
             finish()
             return done, (time.perf_counter() - began) / done
-        # Calls as long as the engine's, a row of pixels, but none that overshoots by far.
+        # At most a row of pixels per call, as in the engine, and little more than the time left.
         n = min(28, 2 * n, pixels - done, max(1, int((seconds - elapsed) * done / elapsed)))
 
 
@@ -148,20 +169,24 @@ def time_backend(
     repeats: int,
     slots: int,
 ) -> Timing:
-    """Time a backend with all its slots busy; the median of ``repeats`` runs."""
+    """Time a backend with all slots in use; return the median of ``repeats`` runs."""
     return time_decoder(name, factory(model, slots), seconds, repeats)
 
 
 def time_decoder(
     name: str, decoder: Decoder, seconds: float, repeats: int, style: SamplingDefaults | None = None
 ) -> Timing:
-    """Time a decoder with all its slots busy; the median of ``repeats`` runs.
+    """Time a decoder with all slots in use, with steps in flight as in the engine.
 
-    As the engine does, it launches the next steps before the last have landed. ``style`` as
-    ``begin`` has it.
+    Args:
+        name: name of the network.
+        decoder: decoder to time.
+        seconds: time of a run.
+        repeats: number of runs, whose median is returned.
+        style: sampling options, as for ``start_blank_images``.
     """
     numbers = start_blank_images(decoder, style)
-    decoder.step(numbers, 1)  # pages are touched, threads are there
+    decoder.step(numbers, 1)  # warm-up: touches memory and starts threads
 
     def draw(n: int) -> None:
         decoder.launch(numbers, n)
@@ -175,26 +200,26 @@ def time_decoder(
 
 
 def _timing(
-    name: str, drawer: Decoder | Peer, config: ModelConfig, slots: int,
+    name: str, sampler: Decoder | Peer, config: ModelConfig, slots: int,
     runs: list[tuple[int, float]],
 ) -> Timing:  # fmt: skip
     pixel = statistics.median(time for _, time in runs)
     step = pixel / config.steps_per_pixel
     return Timing(
-        name, drawer.backend, slots, min(done for done, _ in runs), step * 1e3,
+        name, sampler.backend, slots, min(done for done, _ in runs), step * 1e3,
         pixel * config.pixels, slots / (pixel * config.pixels),
         operations_per_step(config) * slots / step / 1e9,
-        bytes_per_step(config, slots, drawer.precision) / step / 1e9, drawer.precision,
+        bytes_per_step(config, slots, sampler.precision) / step / 1e9, sampler.precision,
     )  # fmt: skip
 
 
 def time_peer(
     name: str, model: LinearTransformer, seconds: float, repeats: int, slots: int
 ) -> Timing:
-    """Time fast-transformers on the same network, once it is checked to compute the same.
+    """Check and time fast-transformers on the same network.
 
-    On one thread and on all, of which the faster counts: torch's threads wait for each other
-    after every operation, which small ones do not repay.
+    It is timed with one thread and with all, and the faster result is returned: torch synchronizes
+    its threads after every operation, which costs more than they gain in small ones.
     """
     peer = Peer(model, slots)
     peer.check()
@@ -226,13 +251,23 @@ def run_bench(
     peer: bool = False,
     progress: Callable[[str], object] = lambda line: None,
 ) -> Report:
-    """Time networks in every backend that runs here.
+    """Time networks in every backend that runs on this CPU.
 
-    ``native`` runs in ``precision``, by default a checkpoint's own or else the CPU's, and with the
-    instructions of ``isa``, the CPU's best by default.
-    ``progress`` is told each line of the table as it is measured. Raises ``ValueError`` on an
-    unknown precision or ISA, and ``RuntimeError`` on one that the CPU lacks, and where a backend
-    does not agree with the reference.
+    Args:
+        checkpoints: networks to time.
+        backends: names of the backends.
+        slots: numbers of images to sample in parallel.
+        threads: number of threads; None means all cores.
+        isa: instruction set of ``native``; None means the CPU's best.
+        precision: precision of ``native``; None means the checkpoint's, else the CPU's default.
+        seconds: time of a run.
+        repeats: number of runs.
+        peer: also time fast-transformers.
+        progress: receives each line of the table as it is measured.
+
+    Raises:
+        ValueError: the precision or ISA is unknown.
+        RuntimeError: the CPU lacks the ISA, or a backend disagrees with the reference.
     """
     if precision is not None:
         native.precision_of(precision)
@@ -251,11 +286,11 @@ def run_bench(
     try:
         roofline = Roofline(native.load_library(isa), threads)
         peaks = {name: round(value / 1e9, 1) for name, value in roofline.peaks._asdict().items()}
-        progress("peaks, in thousand millions a second: " + ", ".join(
+        progress("peaks in billions per second: " + ", ".join(
             f"{name.replace('_', ' ')} {value:.0f}" for name, value in peaks.items()
         ))  # fmt: skip
     except NativeBuildError as error:
-        notes.append(f"no peaks: {error}")
+        notes.append(f"peak rates are unknown: {error}")
     progress(HEADER)
     timings: list[Timing] = []
     for checkpoint in checkpoints:
@@ -274,7 +309,7 @@ def run_bench(
                 continue
             runners.append(partial(time_backend, name, model, factories[backend], seconds, repeats))
         if peer and name not in PAPER:
-            notes.append(f"{name} has no peer, which draws {' and '.join(PAPER)} alone")
+            notes.append(f"{name} cannot be run by the peer, only {' and '.join(PAPER)}")
         elif peer:
             runners.append(partial(time_peer, name, model, seconds, repeats))
         for runner in runners:
@@ -282,9 +317,9 @@ def run_bench(
                 try:
                     timing = runner(count)
                 except ModuleNotFoundError as error:
-                    notes.append(f"no peer: {error}; install pytorch-fast-transformers")
+                    notes.append(f"the peer is missing: {error}; install pytorch-fast-transformers")
                     break
-                except BackendError as error:  # so many slots, as a rule: fewer may be had
+                except BackendError as error:  # usually too little memory for this many slots
                     notes.append(f"{name}, {count} slots: {error}")
                     continue
                 if roofline:
@@ -301,12 +336,12 @@ def run_bench(
 
 HEADER = (
     f"{'model':14} {'backend':25} {'slots':>5} {'pixels':>6} {'ms/step':>9} {'s/image':>9} "
-    f"{'images/s':>9} {'GFLOP/s':>8} {'GB/s':>6}  of the limit"
+    f"{'images/s':>9} {'GFLOP/s':>8} {'GB/s':>6}  of the bound"
 )
 
 
 def format_row(t: Timing) -> str:
-    """Give a timing as a line under ``HEADER``."""
+    """Format a timing as a line below ``HEADER``."""
     limit = f"{t.times_limit:6.2f} × {t.limit}" if t.times_limit else ""
     backend = f"{t.backend} {t.precision}"
     return (
@@ -317,7 +352,7 @@ def format_row(t: Timing) -> str:
 
 
 def peer_ratios(timings: Sequence[Timing]) -> list[str]:
-    """Set native beside the peer: latency at one slot, and each one's best throughput."""
+    """Compare ``native`` with the peer: latency with one slot, and best throughput."""
     lines = []
     for name in dict.fromkeys(t.model for t in timings):
         ours = [t for t in timings if (t.model, t.backend) == (name, "native")]
@@ -325,9 +360,11 @@ def peer_ratios(timings: Sequence[Timing]) -> list[str]:
         if not ours or not theirs:
             continue
         best = max(t.images_a_second for t in ours) / max(t.images_a_second for t in theirs)
-        lines.append(f"{name}: native draws {best:.1f} times as many images a second as the peer")
-        single = [[t.seconds_an_image for t in both if t.slots == 1] for both in (ours, theirs)]
+        lines.append(f"{name}: the throughput of native is {best:.1f} times the peer's")
+        single = [[t.seconds_an_image for t in side if t.slots == 1] for side in (ours, theirs)]
         if all(single):
             ratio = single[1][0] / single[0][0]
-            lines.append(f"{name}: native draws one image {ratio:.1f} times as fast as the peer")
+            lines.append(
+                f"{name}: the latency of native is {ratio:.1f} times shorter than the peer's"
+            )
     return lines

@@ -1,4 +1,4 @@
-"""The models that are timed: checkpoints, and presets with random weights."""
+"""Models to benchmark: checkpoints, and presets with random weights."""
 
 from __future__ import annotations
 
@@ -22,23 +22,31 @@ PAPER = ("mnist-paper", "cifar10-paper")
 
 
 def find_model(name: str) -> Checkpoint:
-    """Give a shipped model, or a preset with random weights; raises ``ValueError`` on others."""
+    """Load a shipped model, or create a preset with random weights.
+
+    Raises:
+        ValueError: there is no model or preset of this name.
+    """
     shipped = _shipped()
     if name in shipped:
         return load_checkpoint(shipped[name])
     if name in PRESETS:
         torch.manual_seed(0)
         return Checkpoint(name, LinearTransformer(PRESETS[name]).eval())
-    raise ValueError(f"there is no {name!r}; there are {', '.join(sorted({*shipped, *PRESETS}))}")
+    choices = ", ".join(sorted({*shipped, *PRESETS}))
+    raise ValueError(f"unknown model {name!r}: choose {choices}")
 
 
 def find_models(
     names: Sequence[str] = (), weights: Path | None = None, default: Sequence[str] = ()
 ) -> list[Checkpoint]:
-    """Give these models, of a folder of ``weights`` if there is one, else as ``find_model``.
+    """Load the models to benchmark.
 
-    Where none are named, all of the folder; without one ``default``, or the paper's and the
-    shipped ones.
+    Args:
+        names: names of the models; empty means all of the folder, or the default.
+        weights: folder of checkpoints; None means shipped models and presets (``find_model``).
+        default: names if neither names nor a folder are given; empty means the paper's networks and
+            the shipped models.
     """
     if weights is not None:
         return load_checkpoints(weights, names)

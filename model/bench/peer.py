@@ -1,4 +1,4 @@
-"""The peer of the benchmark: idiap's fast-transformers, recurrent, on a network of ours."""
+"""Peer of the benchmark: our network run by Idiap's fast-transformers in recurrent form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from scanline.model.network import LinearTransformer
 
 
 class Peer:
-    """The same network as idiap's fast-transformers runs it, one step at a time, on torch."""
+    """Sampler that runs our network with the recurrent encoder of fast-transformers.
+
+    Args:
+        model: one of the paper's networks.
+        slots: number of images.
+    """
 
     backend, precision = "fast-transformers", "float32"
 
@@ -28,15 +33,15 @@ class Peer:
             if kind == "norm":
                 weights[key] = tensor
             elif kind == "blocks":
-                *place, part, name = rest
-                if place[-1] == "attention":
+                *path, part, name = rest
+                if path[-1] == "attention":
                     part += "_projection"
-                weights[".".join(["layers", *place, part, name])] = tensor
+                weights[".".join(["layers", *path, part, name])] = tensor
         self.encoder.load_state_dict(weights)
         self.restart()
 
     def restart(self) -> None:
-        """Begin new images."""
+        """Start new images."""
         c = self.model.config
         self.canvas = torch.zeros(self.slots, c.pixels, c.channels, dtype=torch.uint8)
         self.step, self.memory = 0, None
@@ -44,7 +49,7 @@ class Peer:
 
     @torch.inference_mode()
     def draw(self, n: int) -> None:
-        """Draw the next n pixels of every image, at temperature 1."""
+        """Sample the next n pixels of every image, at temperature 1."""
         config, flat = self.model.config, self.canvas.flatten(1)
         for _ in range(n * config.steps_per_pixel):
             steps = torch.full((self.slots, 1), self.step)
@@ -57,10 +62,12 @@ class Peer:
             self.step += 1
 
     def check(self) -> None:
-        """Raise ``RuntimeError`` unless it computes what our network does."""
+        """Raise ``RuntimeError`` unless the peer computes the same as our network."""
         self.restart()
         self.draw(4)
         with torch.no_grad():
             expected = self.model(self.canvas)[:, self.step - 1]
         if not torch.allclose(self.parameters, expected, rtol=1e-3, atol=1e-4):
-            raise RuntimeError("fast-transformers gives other parameters: not timed")
+            raise RuntimeError(
+                "fast-transformers computes other parameters than our network, so it is not timed"
+            )

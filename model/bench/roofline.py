@@ -1,7 +1,7 @@
-"""What a step costs at least on this machine, for timings to stand beside.
+"""Roofline model: the shortest possible time of a decoding step on this machine.
 
-A step has to do its operations and to move its bytes. Each takes a time at the machine's best
-rates, which the native code measures; the longer one is the step's limit.
+A step must compute its operations and move its bytes. The native code measures the machine's peak
+rates of both; the longer of the two times bounds the step.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _WEIGHT_BYTES = {"float32": 4, "bf16": 2, "int16": 2, "int8": 1}
 
 
 def operations_per_step(config: ModelConfig) -> int:
-    """Floating-point operations of one step of one image: products, and the state's sums."""
+    """Return the floating-point operations of one step of one image: products and state updates."""
     return 2 * _weights(config) + 4 * _state(config)
 
 
 def bytes_per_step(config: ModelConfig, slots: int, precision: str) -> int:
-    """Bytes that one step of all slots has to move: weights once, states there and back."""
+    """Return the bytes that one step of all slots must move: weights once, states twice."""
     return _WEIGHT_BYTES[precision] * _weights(config) + 8 * _state(config) * slots
 
 
@@ -35,24 +35,29 @@ def _state(c: ModelConfig) -> int:
 
 
 class Bound(NamedTuple):
-    """The least time of a step, and what sets it: ``compute`` or ``bytes``."""
+    """Lower bound of a step's time, and its cause: ``compute`` or ``bytes``."""
 
     name: str
     seconds: float
 
 
 class Roofline:
-    """This machine's best, with the native code's threads; measuring it takes some seconds."""
+    """Peak rates of this machine, measured by the native code in a few seconds.
+
+    Args:
+        library: native code.
+        threads: number of threads.
+    """
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.peaks: Peaks = measure_peaks(library, threads)
         self._library, self._threads = library, threads
 
     def bound(self, config: ModelConfig, slots: int, precision: str) -> Bound:
-        """Give the limit of one step of all slots, its products in ``precision``, else float32.
+        """Measure the bound of one step of all slots in 0.25 seconds.
 
-        Bytes count at the rate at which as much memory as weights and states take is read over and
-        over, which is a cache's where they fit one. Takes a quarter of a second.
+        Products are in ``precision`` and state updates in float32. The bandwidth is that of reading
+        as much memory as weights and states occupy again and again: a cache's if they fit.
         """
         rates: dict[str, float] = self.peaks._asdict()
         products = 2 * _weights(config) / rates[f"{precision}_operations"]

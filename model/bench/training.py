@@ -1,10 +1,10 @@
-"""How fast a CPU trains (``scanline bench --training``).
+"""Benchmark of training on a CPU (``scanline bench --training``).
 
-A step is forward, backward and both optimisers' on a batch of random pictures. The same step is
-timed in as many processes as ``scanline train`` would start, and in one: with the native passes,
-without them (plain torch), and without the short convolution, in turn, so that a busy machine hurts
-all alike; a step that is not timed comes first each time, for the caches hold what another way
-left. Figures are medians.
+A step is the forward pass, the backward pass and both optimizers on a batch of random images. It is
+timed in as many processes as ``scanline train`` would start, and in one process with the native
+passes, without them (plain torch), and without the short convolution. These variants take turns, so
+that other load affects all of them equally, and each turn begins with an untimed step, because the
+caches hold another variant's data. Results are medians.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class TrainingTiming:
-    """One way to take a step; ``peak_share`` is of the machine's measured best, if known."""
+    """Timing of one variant; ``peak_share`` is relative to the measured peak, None if unknown."""
 
     model: str
     way: str
@@ -48,14 +48,14 @@ class TrainingTiming:
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """All timings of a run, and what they were taken on."""
+    """All timings of a run, and the hardware."""
 
     hardware: dict[str, object]
     timings: list[TrainingTiming]
 
 
-class _Steps:
-    """Training that is taken a step at a time, in each of the processes that are joined."""
+class _StepTimer:
+    """Training of one variant, one timed step at a time, in this process of the group."""
 
     def __init__(self, config: ModelConfig, batch: int, threads: int, native: bool = True) -> None:
         self.threads, self.native = threads, native
@@ -67,10 +67,10 @@ class _Steps:
         self.labels = torch.arange(batch) % max(1, len(config.classes))
 
     def seconds(self) -> float:
-        """Take two steps, and time the second."""
+        """Take two steps, and return the time of the second."""
         torch.set_num_threads(self.threads)
         if self.train_state.world_size > 1:
-            dist.barrier()  # or the others would begin while another way is timed
+            dist.barrier()  # other processes must not start while another variant is timed
         with contextlib.nullcontext() if self.native else library.disabled():
             self.train_state.take_step(self.images, self.labels)
             began = time.perf_counter()
@@ -78,11 +78,11 @@ class _Steps:
         return time.perf_counter() - began
 
 
-def _help(
+def _run_worker(
     device: torch.device, config: ModelConfig, batch: int, threads: int, repeats: int
 ) -> None:
-    """Take another process's share of so many turns, and of one before."""
-    steps = _Steps(config, batch, threads)
+    """Run a worker's share of the warm-up and of ``repeats`` turns."""
+    steps = _StepTimer(config, batch, threads)
     steps.seconds()
     with frozen_gc():
         for _ in range(repeats):
@@ -92,26 +92,29 @@ def _help(
 def _timed(
     config: ModelConfig, batch: int, threads: int, processes: int, repeats: int
 ) -> dict[str, tuple[float, bool]]:
-    """Give each way's median seconds, and whether it multiplies bfloat16."""
-    ways = {
-        "native passes": _Steps(config, batch, threads),
-        "plain torch": _Steps(config, batch, threads, native=False),
+    """Return each variant's median seconds, and whether it computes in bfloat16."""
+    variants = {
+        "native passes": _StepTimer(config, batch, threads),
+        "plain torch": _StepTimer(config, batch, threads, native=False),
     }
     if config.short_conv != "none":
         bare = replace(config, short_conv="none")
-        ways["native, no convolution"] = _Steps(bare, batch, threads)
+        variants["native, no convolution"] = _StepTimer(bare, batch, threads)
     each = threads // processes
     shared = (config, batch, each)
-    with process_group(processes, _help, *shared, repeats):
+    with process_group(processes, _run_worker, *shared, repeats):
         if processes > 1:
-            ways[f"native, {processes} processes"] = _Steps(*shared)
-        for steps in ways.values():
-            steps.seconds()  # memory is touched, code is built
+            variants[f"native, {processes} processes"] = _StepTimer(*shared)
+        for steps in variants.values():
+            steps.seconds()  # warm-up: touches memory and builds code
         with frozen_gc():
-            runs = [{way: steps.seconds() for way, steps in ways.items()} for _ in range(repeats)]
+            runs = [
+                {variant: steps.seconds() for variant, steps in variants.items()}
+                for _ in range(repeats)
+            ]
     return {
-        way: (statistics.median(run[way] for run in runs), steps.train_state.bf16)
-        for way, steps in ways.items()
+        variant: (statistics.median(run[variant] for run in runs), steps.train_state.bf16)
+        for variant, steps in variants.items()
     }
 
 
@@ -122,9 +125,20 @@ def run_training_bench(
     progress: Callable[[str], object],
     batch: int = BATCH,
 ) -> TrainingReport:
-    """Time presets, by default ``mnist`` and ``cifar10``; raises ``ValueError`` on another."""
+    """Time the training of presets.
+
+    Args:
+        models: names of presets; empty means ``mnist`` and ``cifar10``.
+        threads: number of threads; None means all cores.
+        repeats: number of turns.
+        progress: receives each line of the table as it is measured.
+        batch: images per step.
+
+    Raises:
+        ValueError: a preset is unknown.
+    """
     if unknown := [name for name in models if name not in PRESETS]:
-        raise ValueError(f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}")
+        raise ValueError(f"unknown preset {unknown[0]!r}: choose {', '.join(PRESETS)}")
     processes = choose_process_count(batch, None) if threads in (None, usable_cores()) else 1
     threads = threads or usable_cores()
     torch.set_num_threads(threads)
@@ -139,8 +153,8 @@ def run_training_bench(
     timings = []
     for name in models or MODELS:
         config = PRESETS[name]
-        ways = _timed(config, batch, threads, processes, repeats)
-        for way, (seconds, bf16) in ways.items():
+        variants = _timed(config, batch, threads, processes, repeats)
+        for variant, (seconds, bf16) in variants.items():
             rate = batch / seconds
             flops = (
                 3 * operations_per_step(config) * config.steps * rate
@@ -149,31 +163,31 @@ def run_training_bench(
             if peaks is not None:
                 share = flops / (_bf16_peak(peaks) if bf16 else peaks.float32_operations)
             precision = "bf16" if bf16 else "float32"
-            timings.append(TrainingTiming(name, way, precision, rate, flops / 1e9, share))
+            timings.append(TrainingTiming(name, variant, precision, rate, flops / 1e9, share))
             progress(format_row(timings[-1]))
-        progress(compared(timings[-len(ways) :]))
+        progress(compared(timings[-len(variants) :]))
     return TrainingReport(hardware, timings)
 
 
 def _bf16_peak(peaks: Peaks) -> float:
-    """Give torch's best: a tile of AMX multiplies half as many bfloat16 numbers as of 8 bits."""
+    """Return torch's peak rate; AMX has half as many bfloat16 operations as 8-bit ones."""
     return peaks.int8_operations / 2 if cpu_isas()[0] == "amx" else peaks.bf16_operations
 
 
 def format_row(t: TrainingTiming) -> str:
-    """Give a timing as a line of the table."""
+    """Format a timing as a line of the table."""
     share = "" if t.peak_share is None else f"{t.peak_share:9.0%} {t.precision}"
     return f"{t.model:14} {t.way:27} {t.images_a_second:9.2f} {t.gflops:8.1f} {share}"
 
 
 def compared(timings: Sequence[TrainingTiming]) -> str:
-    """Say what the passes gain, what processes do, and what the short convolution costs."""
+    """Summarize the gain of native passes and processes, and the cost of the convolution."""
     native, plain, *more = timings
-    line = f"{native.model}: {native.images_a_second / plain.images_a_second:.2f} times plain torch"
+    line = f"{native.model}: {native.images_a_second / plain.images_a_second:.2f} × plain torch"
     for timing in sorted(more, key=lambda timing: "processes" not in timing.way):
         if "processes" in timing.way:
             times = timing.images_a_second / plain.images_a_second
-            line += f", {times:.2f} times in {timing.way.removeprefix('native, ')}"
+            line += f", {times:.2f} × in {timing.way.removeprefix('native, ')}"
         else:
             cost = 1 - native.images_a_second / timing.images_a_second
             line += f"; the short convolution takes {cost:.0%} of a step"

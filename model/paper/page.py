@@ -17,10 +17,10 @@ def write_page(folder: Path, page: Path) -> None:
     Raises:
         ValueError: there are no reports, one is incomplete, or they are of different machines.
     """
-    write_atomically(page, make_page(folder, page.parent).encode())
+    write_atomically(page, render_page(folder, page.parent).encode())
 
 
-def make_page(folder: Path, beside: Path) -> str:
+def render_page(folder: Path, beside: Path) -> str:
     """Render the page from the reports in a folder, with links to plots relative to ``beside``."""
     paths = {name: folder / f"{name}.json" for name in EXPERIMENTS}
     reports = {name: read(path) for name, path in paths.items() if path.exists()}
@@ -43,9 +43,8 @@ def make_page(folder: Path, beside: Path) -> str:
         "measurements. `scanline paper` runs the experiments and `scanline paper page` generates "
         "this page from their reports, so none of our numbers is typed by hand.",
         "",
-        "Compare orders and ratios, not absolute numbers: the `--quick` settings train small "
-        "networks for minutes, on another machine than the paper's. The [figures of the shipped "
-        "models](figures.md) are on a page of their own.",
+        "Compare orders and ratios, not absolute numbers: the machine is not the paper's, and "
+        "`--quick` settings train small networks for minutes.",
         "",
         f"Hardware: {machine['cpu']}, {machine['isa']}, {threads} of {machine['cores']} cores, "
         f"{machine['gpu'] or 'no GPU'}; PyTorch {machine['torch']}."

@@ -1,1 +1,1 @@
-"""What the service costs beside what it serves (`scanline bench --http`)."""
+"""Benchmarks of the HTTP service (``scanline bench --http``)."""

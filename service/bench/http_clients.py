@@ -1,4 +1,4 @@
-"""Clients that cost as little as clients can: one blocking socket each, nothing parsed."""
+"""Cheap HTTP clients: one blocking socket each, and no parsing of replies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ TIMEOUT = 600.0  # seconds without a byte
 
 @dataclass(frozen=True)
 class Workload:
-    """What each client asks for, again and again: ``POST /v1/samples`` for ``n`` images."""
+    """Load of the clients: each repeats ``POST /v1/samples`` for ``n`` images.
+
+    Args:
+        port: port of the server.
+        accept: media type of the replies.
+        body: JSON body without ``n``.
+        n: images per request.
+        clients: number of clients.
+    """
 
     port: int
     accept: str
@@ -32,7 +40,7 @@ class Workload:
 
 
 def send_request(port: int, accept: str, body: dict[str, Any]) -> bytes:
-    """Send one request, and give all that comes back: head and body."""
+    """Send one request and return the whole reply, head and body."""
     content = json.dumps(body).encode()
     head = (
         "POST /v1/samples HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -44,15 +52,15 @@ def send_request(port: int, accept: str, body: dict[str, Any]) -> bytes:
         while part := connection.recv(1 << 18):
             reply += part
     if not reply.startswith(b"HTTP/1.1 200 "):
-        raise RuntimeError(f"the server said {bytes(reply[:500])!r}")
+        raise RuntimeError(f"the server replied {bytes(reply[:500])!r}")
     return bytes(reply)
 
 
-def _ask_all(workload: Workload) -> None:
-    """Have all clients ask side by side until one of them fails, and raise what it raised.
+def _run_clients(workload: Workload) -> None:
+    """Run all clients in parallel until one fails, and raise its error.
 
-    What each asks for first is of another size, and so they stay out of step: else all would be
-    without images at once.
+    The sizes of their first requests differ, which keeps them out of step. Otherwise all would
+    wait for new requests at the same time.
     """
     failures: SimpleQueue[Exception] = SimpleQueue()
 
@@ -77,17 +85,23 @@ def _metric(port: int, *names: str) -> float:
 
 
 def pixels_drawn(port: int) -> float:
-    """Read from a server's metrics how many pixels it has drawn since it began."""
+    """Return the number of pixels that a server has sampled, from its metrics."""
     return _metric(port, "scanline_pixels")
 
 
 @contextmanager
 def running_clients(workload: Workload, pixels: int) -> Iterator[Callable[[float], None]]:
-    """Have clients ask from a process of their own for images of so many pixels, meanwhile.
+    """Run clients in another process inside the block.
 
-    Begins once as much was drawn as they ask for at once, so that slots are as busy as they stay;
-    ends once nothing of theirs is left. Gives a function that waits so many seconds, and raises
-    ``RuntimeError`` where a client failed.
+    The block begins when the first round of requests has been sampled, so that the load is steady,
+    and ends when no image of theirs is left in the server.
+
+    Args:
+        workload: load of the clients.
+        pixels: pixels per image.
+
+    Yields:
+        A function that waits for a number of seconds and raises ``RuntimeError`` if a client fails.
     """
     command = [sys.executable, "-m", __name__, json.dumps(asdict(workload))]
     with subprocess.Popen(command) as process:
@@ -106,10 +120,10 @@ def running_clients(workload: Workload, pixels: int) -> Iterator[Callable[[float
             yield wait
         finally:
             process.kill()
-            # Streams that broke off are drawn on, to be read later.
+            # The server finishes aborted streams, which could still be read later.
             while _metric(workload.port, "scanline_running_images", "scanline_waiting_images"):
                 time.sleep(0.05)
 
 
 if __name__ == "__main__":
-    _ask_all(Workload(**json.loads(sys.argv[1])))
+    _run_clients(Workload(**json.loads(sys.argv[1])))

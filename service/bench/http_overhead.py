@@ -1,7 +1,7 @@
-"""What a reply costs the server, an image, in each of its forms, whatever draws the image.
+"""Benchmark of the HTTP overhead per image for each reply format (``bench --http --pretend``).
 
-A pretended decoder draws at a given pace and takes next to no processor time, and clients are a
-process of their own: what is measured is the engine and the web server around it.
+A simulated decoder samples at a given rate without CPU time, and the clients run in another
+process. The measured time is therefore that of the engine and the web server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from scanline.service.settings import Settings
 from scanline.service.state import AppState, LoadedModel, spare_slots
 
 CLIENTS, SLOTS = 16, 256
-IN_FLIGHT = 4  # images for each slot
+IMAGES_PER_SLOT = 4  # requested at any time
 REPLY_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     "stream, pixel": ("text/event-stream", {"granularity": "pixel"}),
     "stream, row": ("text/event-stream", {"granularity": "row"}),
@@ -51,64 +51,70 @@ REPLY_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class SimulatedDecoder(Decoder):
-    """Draws one picture again and again, ``rate`` images a second, as a device does: by itself."""
+    """Decoder that returns one image at ``rate`` images/s, asynchronously like a GPU.
 
-    backend = "pretended"
+    Args:
+        config: network to simulate.
+        max_slots: number of slots.
+        rate: images/s.
+    """
+
+    backend = "simulated"
     max_in_flight = 2
 
     def __init__(self, config: ModelConfig, max_slots: int, rate: float) -> None:
         super().__init__(config, max_slots)
-        self.picture = _picture(config)
-        self._seconds = 1 / (rate * config.pixels)  # a pixel
+        self.image = _test_image(config)
+        self._seconds_per_pixel = 1 / (rate * config.pixels)
         self._scheduled = self.positions.copy()
-        self._flights: list[tuple[float, NDArray[np.int32], int]] = []  # when each is done
-        self._due = 0.0
+        self._in_flight: list[tuple[float, NDArray[np.int32], int]] = []  # each with its end
+        self._ready_at = 0.0
 
     @property
     def scheduled_positions(self) -> NDArray[np.int32]:
-        """Where images are once all is drawn."""
+        """Positions of the images after all launched steps."""
         return self._scheduled
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
-        """Pretend any model."""
+        """Return None: any model can be simulated."""
         return None
 
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         began = np.zeros(self.max_slots, np.bool_)
         began[slots] = True
-        self._flights = [(due, rows[~began[rows]], n) for due, rows, n in self._flights]
-        self.canvas[slots] = self.picture  # of which the positions say how much is there
+        self._in_flight = [(due, rows[~began[rows]], n) for due, rows, n in self._in_flight]
+        self.canvas[slots] = self.image  # whole; the positions limit what is read
         self.positions[slots] = self._scheduled[slots] = lengths
 
     def _copy_state(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         pass
 
     def step(self, slots: Slots, n: int) -> None:
-        """Draw, and wait until it is done."""
+        """Sample n pixels, and wait for them."""
         self.launch(slots, n)
         self.synchronize()
 
     def launch(self, slots: Slots, n: int) -> None:
-        """Begin to draw."""
+        """Start to sample n pixels."""
         rows = self._valid_slots(slots)
         before = self._scheduled[rows]
         self._scheduled[rows] = np.minimum(before + n, self.config.pixels)
         drawn = int((self._scheduled[rows] - before).sum())
-        self._due = max(self._due, time.perf_counter()) + drawn * self._seconds
-        self._flights.append((self._due, rows, n))
+        self._ready_at = max(self._ready_at, time.perf_counter()) + drawn * self._seconds_per_pixel
+        self._in_flight.append((self._ready_at, rows, n))
 
     def synchronize(self, remaining: int = 0) -> None:
         """Wait until what was launched is drawn, but for the last ``leave`` launches."""
-        while len(self._flights) > remaining:
-            due, rows, n = self._flights.pop(0)
+        while len(self._in_flight) > remaining:
+            due, rows, n = self._in_flight.pop(0)
             if (seconds := due - time.perf_counter()) > 0:
                 time.sleep(seconds)
             self.positions[rows] = np.minimum(self.positions[rows] + n, self.config.pixels)
 
 
-def _picture(config: ModelConfig) -> NDArray[np.uint8]:
-    """Draw noise in a disc, and black around it, about as much as around a digit: ``[T, C]``."""
+def _test_image(config: ModelConfig) -> NDArray[np.uint8]:
+    """Create a disc of noise on black, which compresses about as well as a digit, ``[T, C]``."""
     H, W, C = config.height, config.width, config.channels
     y, x = np.linspace(-1, 1, H)[:, None], np.linspace(-1, 1, W)
     noise = np.random.default_rng(0).integers(0, 256, (H, W, C), np.uint8)
@@ -118,7 +124,7 @@ def _picture(config: ModelConfig) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class _Server:
-    """A server in a thread of this process; ``seconds`` are its event loop's, of processor."""
+    """Server in a thread of this process; ``seconds`` returns its event loop's CPU time."""
 
     port: int
     seconds: Callable[[], float]
@@ -128,14 +134,18 @@ class _Server:
 def _serving(network: LinearTransformer, decoder: Decoder, spare: int) -> Iterator[_Server]:
     settings = Settings(port=0, slots=decoder.max_slots - spare, drain_seconds=0.0)
     app_state = AppState(settings)
-    plain = Checkpoint("pretended", network)
+    checkpoint = Checkpoint("simulated", network)
     engine = Engine(
-        plain.name, decoder, settings.limits, app_state.metrics.observer(plain.name), spare=spare
+        checkpoint.name,
+        decoder,
+        settings.limits,
+        app_state.metrics.observer(checkpoint.name),
+        spare=spare,
     )
 
     def open_models() -> None:
         engine.start()
-        app_state.models = {plain.name: LoadedModel(engine, plain, 0)}
+        app_state.models = {checkpoint.name: LoadedModel(engine, checkpoint, 0)}
         tune_interpreter()
         app_state.ready = True
 
@@ -163,27 +173,37 @@ def _serving(network: LinearTransformer, decoder: Decoder, spare: int) -> Iterat
 
 
 def _check(server: _Server, decoder: SimulatedDecoder) -> None:
-    """Raise ``RuntimeError`` unless every form brings the picture."""
-    picture = decoder.picture
-    shown = {
-        "png": b'"png":"' + base64.b64encode(to_png(picture, decoder.config)),
-        "values": b'"values":[' + ",".join(map(str, picture.ravel().tolist())).encode() + b"]",
-        "npy": picture.tobytes(),
+    """Raise ``RuntimeError`` unless every reply format returns the image."""
+    image = decoder.image
+    expected = {
+        "png": b'"png":"' + base64.b64encode(to_png(image, decoder.config)),
+        "values": b'"values":[' + ",".join(map(str, image.ravel().tolist())).encode() + b"]",
+        "npy": image.tobytes(),
     }
     for form, (accept, fields) in REPLY_FORMATS.items():
         kind = "npy" if accept == "application/x-npy" else fields.get("output", "png")
-        if shown[kind] not in send_request(server.port, accept, {"n": 1} | fields):
-            raise RuntimeError(f"{form}: the picture did not come back")
+        if expected[kind] not in send_request(server.port, accept, {"n": 1} | fields):
+            raise RuntimeError(f"{form}: the reply does not contain the image")
 
 
 def measure_http_overhead(
     checkpoint: Checkpoint, rate: float, slots: int = SLOTS, seconds: float = 2.0
 ) -> dict[str, Any]:
-    """Measure each form of reply of a model's images, drawn at ``rate`` a second."""
+    """Measure the overhead of each reply format.
+
+    Args:
+        checkpoint: model to simulate.
+        rate: images/s of the simulated decoder.
+        slots: number of slots.
+        seconds: duration of each measurement.
+
+    Returns:
+        Results as JSON; ``share`` is the rate of replies relative to the decoder's.
+    """
     network = checkpoint.model
     spare = spare_slots(slots)
     decoder = SimulatedDecoder(network.config, slots + spare, rate)
-    images = max(1, slots * IN_FLIGHT // CLIENTS)  # a request
+    images = max(1, slots * IMAGES_PER_SLOT // CLIENTS)  # per request
     pixels = network.config.pixels
     rows = []
     with _serving(network, decoder, spare) as server:
@@ -219,8 +239,8 @@ def measure_http_overhead(
 
 
 def table(result: dict[str, Any]) -> str:
-    """Lay a result out for reading, a form a line."""
-    lines = ["form            images/s  share  loop ms/image  process ms/image"]
+    """Format a result as a table, one reply format per line."""
+    lines = ["format          images/s  share  loop ms/image  process ms/image"]
     lines += [
         f"{row['form']:14} {row['images_per_second']:9,.0f} {row['share']:6.1%} "
         f"{row['loop_milliseconds_an_image']:14.4f} {row['process_milliseconds_an_image']:17.4f}"

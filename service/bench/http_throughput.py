@@ -1,4 +1,4 @@
-"""What the service costs: images a second over HTTP beside the decoder's own, in one run."""
+"""Benchmark of the throughput over HTTP relative to the decoder's own (``bench --http``)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from scanline.model.decoders.factory import create_decoder
 from scanline.service.bench.http_clients import Workload, pixels_drawn, running_clients
 
 CLIENTS, IMAGES, SLOTS = 16, 16, 64  # 256 images in flight on 64 slots
-DECODER_SECONDS = 2.0  # a quarter of a second swings too much
+DECODER_SECONDS = 2.0  # 0.25 seconds vary too much
 REPLY_SECONDS = 4.0
 READY_SECONDS = 60.0
-# What the decoder is timed with alone: a model's own defaults would cost it more.
+# The options that the decoder is timed with; a model's sampling defaults may cost more.
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "guidance": 1.0}
 
 
 def decoder_rate(decoder: Decoder) -> float:
-    """Draw an image in every slot, some seconds long, and give images a second."""
+    """Return the images/s of a decoder with all slots in use."""
     config, drawn, seconds = decoder.config, 0, 0.0
     while seconds < DECODER_SECONDS:
         slots = start_blank_images(decoder)
@@ -46,7 +46,7 @@ def decoder_rate(decoder: Decoder) -> float:
 
 @contextlib.contextmanager
 def running_server(folder: Path, backend: str) -> Iterator[int]:
-    """Serve a folder's models in a process of their own; yields the port."""
+    """Serve the models of a folder in another process, and yield the port."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
         port = probe.getsockname()[1]
     options = ["--weights", str(folder), "--port", str(port), "--backend", backend]
@@ -64,31 +64,31 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
         while time.monotonic() < deadline:
             if process.poll() is not None:
-                raise RuntimeError("the server ended before it was ready; why is said above")
+                raise RuntimeError("the server ended before it was ready, see above")
             with contextlib.suppress(httpx.TransportError):
                 if http.get("/readyz").status_code == 200:
                     return
             time.sleep(0.1)
-    raise RuntimeError(f"the server did not get ready within {READY_SECONDS:g} s")
+    raise RuntimeError(f"the server was not ready within {READY_SECONDS:g} s")
 
 
 def first_pixel_milliseconds(port: int) -> float:
-    """Time from a request to the first pixel of its stream, on an idle server."""
+    """Measure the time from a request to the first pixel of its stream on an idle server, in ms."""
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-        http.get("/livez")  # the connection is there already
+        http.get("/livez")  # opens the connection
         began = time.perf_counter()
         with http.stream("POST", "/v1/samples", json={"stream": True} | PLAIN) as reply:
             for line in reply.iter_lines():
                 if line == "event: pixels":
                     milliseconds = (time.perf_counter() - began) * 1e3
-                    # Or it would be drawn on, beside what is timed next.
+                    # Else it would go on during the next measurement.
                     http.delete(f"/v1/generations/{reply.headers['x-generation-id']}")
                     return milliseconds
     raise RuntimeError("the stream ended without a pixel")
 
 
 def reply_rate(port: int, accept: str, pixels: int) -> float:
-    """Have clients ask for images of so many pixels, and give how many are drawn a second."""
+    """Return the images/s that clients receive as ``accept``; an image has ``pixels`` pixels."""
     with running_clients(Workload(port, accept, PLAIN, IMAGES, CLIENTS), pixels) as wait:
         drawn, began = pixels_drawn(port), time.perf_counter()
         wait(REPLY_SECONDS)
@@ -98,10 +98,15 @@ def reply_rate(port: int, accept: str, pixels: int) -> float:
 def measure_http_throughput(
     checkpoint: Checkpoint, backend: str, repeats: int = 5
 ) -> dict[str, Any]:
-    """Measure a model; medians of ``repeats``.
+    """Measure the throughput of a model over HTTP and by the decoder alone.
 
-    Each repeat times the decoder alone, then JSON replies, then streams, so that their ratios
-    hold even where the machine's speed drifts.
+    Each repeat times the decoder, JSON replies and streams in turn, so that a drift of the
+    machine's speed does not affect their ratios.
+
+    Args:
+        checkpoint: model to serve.
+        backend: backend of the decoder.
+        repeats: number of repeats, whose medians are returned.
     """
     decoder = create_decoder(
         checkpoint.model, SLOTS, backend, precision=checkpoint.native_precision
@@ -142,5 +147,5 @@ def measure_http_throughput(
 
 
 def table(result: dict[str, Any]) -> str:
-    """Lay a result out for reading, a figure a line."""
+    """Format a result as a table, one value per line."""
     return "\n".join(f"{key.replace('_', ' '):28} {value}" for key, value in result.items())

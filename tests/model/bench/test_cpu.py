@@ -1,4 +1,4 @@
-"""The decoder's benchmark."""
+"""Tests of the decoders' benchmark and its roofline model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kernels.native.fixtures import TINY
 from tests.model.decoders.fixtures import network_for
 
 
-def test_the_benchmark_reports_every_backend() -> None:
+def test_benchmark_reports_every_backend() -> None:
     report = bench.run_bench(
         find_models(["mnist-paper"]), backends=["native", "reference"], slots=[1, 3], threads=1,
         seconds=0.01, repeats=1,
@@ -38,17 +38,17 @@ def test_the_benchmark_reports_every_backend() -> None:
         assert any(f"{timing.times_limit:.2f} × {timing.limit}" in line for line in lines)
     assert report.hardware["cpu"] in lines[0]
     assert all(peak > 0 for peak in report.peaks.values())
-    with pytest.raises(ValueError, match=r"there is no 'imagenet'; there are .*mnist-paper"):
+    with pytest.raises(ValueError, match=r"unknown model 'imagenet': choose .*mnist-paper"):
         find_models(["imagenet"])
 
 
-def test_a_size_that_does_not_fit_ends_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_that_do_not_fit_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     time_backend = bench.time_backend
 
-    def refuse(name: str, model: LinearTransformer, opening: Any, *rest: Any) -> Any:
+    def refuse(name: str, model: LinearTransformer, factory: Any, *rest: Any) -> Any:
         if rest[-1] == 2:
             raise BackendError("2 slots do not fit")
-        return time_backend(name, model, opening, *rest)
+        return time_backend(name, model, factory, *rest)
 
     monkeypatch.setattr(bench, "time_backend", refuse)
     report = bench.run_bench(
@@ -66,7 +66,7 @@ def test_a_size_that_does_not_fit_ends_no_others(monkeypatch: pytest.MonkeyPatch
         (1e15, 1e9, ("bytes", (12.6e6 + 64 * 540e3) / 1e9)),
     ],
 )
-def test_a_limit_is_what_takes_the_machine_longer(
+def test_roofline_bound_is_slower_of_compute_and_bytes(
     monkeypatch: pytest.MonkeyPatch, operations: float, rate: float, limit: tuple[str, float]
 ) -> None:
     peaks = native.Peaks(operations, operations, operations, operations, rate, rate)
@@ -74,38 +74,38 @@ def test_a_limit_is_what_takes_the_machine_longer(
     monkeypatch.setattr(roofline_module, "measure_bandwidth", lambda library, threads, size: rate)
     build_sooner("portable", monkeypatch)
     roofline = roofline_module.Roofline(native.load_library("portable"), 1)
-    found = roofline.bound(PRESETS["mnist-paper"], 64, "bf16")
-    assert found.name == limit[0]
-    assert found.seconds == pytest.approx(limit[1], rel=0.02)
+    bound = roofline.bound(PRESETS["mnist-paper"], 64, "bf16")
+    assert bound.name == limit[0]
+    assert bound.seconds == pytest.approx(limit[1], rel=0.02)
 
 
-def test_what_cannot_be_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_of_too_much_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     build_sooner("portable", monkeypatch)
     library = native.load_library("portable")
     with pytest.raises(native_build.NativeBuildError, match="not enough memory or threads"):
         native.measure_bandwidth(library, 1, 1 << 60)
 
 
-def test_the_benchmark_times_nothing_that_differs() -> None:
+def test_decoder_that_differs_is_not_timed() -> None:
     def open_another(model: LinearTransformer, max_slots: int) -> Decoder:
         return ReferenceDecoder(LinearTransformer(model.config), max_slots)
 
-    with pytest.raises(RuntimeError, match="bits/dim from the reference: not timed"):
+    with pytest.raises(RuntimeError, match="bits/dim from the reference, so it is not timed"):
         bench.check_decoder(network_for(tiny_config()), open_another)
 
 
-def test_the_peer_computes_the_same() -> None:
+def test_peer_computes_the_same() -> None:
     pytest.importorskip("fast_transformers")
     Peer(find_model("mnist-paper").model, 2).check()
 
 
-def test_the_benchmark_counts_the_papers_network() -> None:
-    """The known figures: 12.6 MB of bf16 weights, 6,200 images' states at 3.35 TB/s."""
+def test_roofline_of_paper_network() -> None:
+    """12.6 MB of bf16 weights and 12.9 million operations."""
     config = PRESETS["mnist-paper"]
     assert roofline_module.bytes_per_step(config, 0, "bf16") == pytest.approx(12.6e6, rel=0.01)
     assert roofline_module.operations_per_step(config) == pytest.approx(12.9e6, rel=0.02)
 
 
-def test_the_seconds_of_a_small_network_s_image_are_no_zero() -> None:
+def test_short_times_are_not_rounded_to_zero() -> None:
     timing = bench.Timing("tiny", "native", 1, 144, 0.0018, 0.000253, 3946.67, 24.5, 25.8)
     assert bench.format_row(timing).split()[6] == "0.000253"

@@ -1,4 +1,4 @@
-"""What the paper's experiments change in torch is put back."""
+"""Restoration of torch settings that the paper's experiments change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's experiments: what each measures, and that a run goes on where it was broken off."""
+"""Tests of the paper's experiments: measurements, and resumption of an interrupted run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NETWORK = tiny_config(
 # --- reports --------------------------------------------------------------------------------------
 
 
-def test_a_report_makes_each_row_once_and_goes_on(tmp_path: Path) -> None:
+def test_report_measures_each_row_once_across_interruptions(tmp_path: Path) -> None:
     made: list[str] = []
 
     def make(name: str) -> dict[str, Any]:
@@ -61,14 +61,14 @@ def test_a_report_makes_each_row_once_and_goes_on(tmp_path: Path) -> None:
     assert read(tmp_path / "figure1.json")["complete"]
 
 
-def test_rows_that_cannot_be_compared_are_refused(
+def test_report_rejects_rows_that_cannot_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Report(tmp_path, "figure1", {"quick": True}).row("a", dict)
-    with pytest.raises(ValueError, match=r"figure1.json holds rows of other settings: give an"):
+    with pytest.raises(ValueError, match=r"figure1.json holds rows of other settings: choose"):
         Report(tmp_path, "figure1", {"quick": False})
     with (
-        run_lock(tmp_path / "figure1"),  # which holds nothing of a run yet
+        run_lock(tmp_path / "figure1"),  # the folder holds the lock file only
         pytest.raises(ValueError, match=r"or delete it$"),
     ):
         Report(tmp_path, "figure1", {"quick": False})
@@ -82,14 +82,14 @@ def test_rows_that_cannot_be_compared_are_refused(
     foreign = '{"rows": {}, "settings": {}, "hardware": {}, "complete": true}'
     for text in ("{", "[]", '{"rows": {}}', wrong, foreign):
         (tmp_path / "table1.json").write_text(text)
-        with pytest.raises(ValueError, match=r"table1.json is no report of"):
+        with pytest.raises(ValueError, match=r"table1.json is not a report of"):
             Report(tmp_path, "table1", {})
 
 
 # --- figure 1 -------------------------------------------------------------------------------------
 
 
-def test_memory_is_what_was_held_at_most() -> None:
+def test_peak_bytes_is_maximum_of_allocated_memory() -> None:
     def run() -> None:
         for _ in range(3):
             first = torch.zeros(250_000)
@@ -100,7 +100,7 @@ def test_memory_is_what_was_held_at_most() -> None:
 
 
 @pytest.mark.parametrize("kind", scaling.KINDS)
-def test_each_kind_is_causal_and_measured(kind: str) -> None:
+def test_every_attention_kind_is_causal_and_measured(kind: str) -> None:
     attend = scaling.attention(kind, 64, SMALL)
     assert attend is not None
     q, k, v = torch.randn(3, 1, 64, 2, 8)
@@ -114,19 +114,19 @@ def test_each_kind_is_causal_and_measured(kind: str) -> None:
     assert row["bytes"] > 4 * 64 * 2 * 8
 
 
-def test_a_kind_ends_where_time_or_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaling_stops_at_time_or_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = {"seconds": 1e-3, "bytes": 10}
-    limit = replace(SMALL, most_seconds=2.0)
+    limit = replace(SMALL, max_seconds=2.0)
     assert "seconds" in scaling.measure("linear", 32, limit, quick, CPU)
     slow = scaling.measure("linear", 32, limit, quick | {"seconds": 1.5}, CPU)
-    assert slow == {"kind": "linear", "length": 32, "stopped": "2 s a pass"}
-    assert scaling.measure("linear", 64, limit, slow, CPU)["stopped"] == "2 s a pass"
+    assert slow == {"kind": "linear", "length": 32, "stopped": "2 s per pass"}
+    assert scaling.measure("linear", 64, limit, slow, CPU)["stopped"] == "2 s per pass"
     monkeypatch.setattr(scaling, "free_memory", lambda: 1000)
     large = scaling.measure("linear", 32, limit, quick | {"bytes": 200}, CPU)
     assert large["stopped"] == "memory"
 
 
-def test_the_slope_is_the_power_of_the_four_longest() -> None:
+def test_slope_is_fitted_to_four_longest_lengths() -> None:
     rows = [{"length": n, "seconds": 3 * n**1.7} for n in (128, 256, 512, 1024)]
     first = {"length": 64, "seconds": 1e9}
     last = {"length": 2048, "stopped": "memory"}
@@ -135,7 +135,7 @@ def test_the_slope_is_the_power_of_the_four_longest() -> None:
     assert slope(rows[:2], "seconds") is None
 
 
-def test_the_peers_attention_is_ours() -> None:
+def test_peer_attention_equals_ours() -> None:
     pytest.importorskip("fast_transformers")
     theirs = peers.attentions(48)
     q, k, v = torch.randn(3, 1, 48, 2, 8)
@@ -148,22 +148,22 @@ def test_the_peers_attention_is_ours() -> None:
 # --- figure 2 -------------------------------------------------------------------------------------
 
 
-def test_sequences_say_their_symbols_twice() -> None:
-    symbols, again = copy_task.sequences(200, 16, torch.Generator().manual_seed(1))
+def test_sequences_contain_their_symbols_twice() -> None:
+    symbols, copied = copy_task.sequences(200, 16, torch.Generator().manual_seed(1))
     seen = set()
-    for row, second in zip(symbols.tolist(), again.tolist(), strict=True):
-        n = sum(second)
+    for row, mask in zip(symbols.tolist(), copied.tolist(), strict=True):
+        n = sum(mask)
         seen.add(n)
         assert row[0] == row[n + 1] == copy_task.SEPARATOR
         assert row[1 : n + 1] == row[n + 2 : 2 * n + 2]
         assert all(symbol < copy_task.SYMBOLS for symbol in row[1 : n + 1])
         assert row[2 * n + 2 :] == [copy_task.SEPARATOR] * (17 - 2 * n - 2)
-        assert second == [n + 2 <= place < 2 * n + 2 for place in range(17)]
+        assert mask == [n + 2 <= i < 2 * n + 2 for i in range(17)]
     assert seen == set(range(1, 8))
 
 
 @pytest.mark.parametrize("kind", ["softmax", "lsh-1", "linear"])
-def test_a_copying_network_learns_and_the_seed_says_how(kind: str) -> None:
+def test_copy_network_learns_deterministically_by_seed(kind: str) -> None:
     task = replace(TASK, length=4, n_layers=1, steps=100, lower_after=80)
     row = copy_task.train_network(kind, 0, task, CPU)
     assert len(row["losses"]) == 5
@@ -179,30 +179,32 @@ def test_a_copying_network_learns_and_the_seed_says_how(kind: str) -> None:
 # --- tables and supplement ------------------------------------------------------------------------
 
 
-def test_every_way_draws_what_its_network_says() -> None:
+def test_every_sampling_method_agrees_with_its_network() -> None:
     found = sampling_speed.sampling_methods(CPU)
     assert {*sampling_speed.STATEFUL, *sampling_speed.RECOMPUTED, sampling_speed.NATIVE} <= set(
         found
     )
-    for way in found:
-        sampling_speed.check(way, NETWORK, CPU)
+    for method in found:
+        sampling_speed.check(method, NETWORK, CPU)
 
 
-@pytest.mark.parametrize("way", ["stateful-softmax", "softmax", "linear", "lsh-1"])
-def test_a_way_that_draws_otherwise_is_not_timed(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["stateful-softmax", "softmax", "linear", "lsh-1"])
+def test_sampling_method_with_wrong_output_is_not_timed(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cls = (
         sampling_speed.RecomputingSampler
-        if way in sampling_speed.RECOMPUTED
+        if method in sampling_speed.RECOMPUTED
         else sampling_speed.StatefulSampler
     )
     right = cls.step
     monkeypatch.setattr(cls, "step", lambda self, position: 1.01 * right(self, position))
-    with pytest.raises(RuntimeError, match=f"{way} gives other parameters .* not timed"):
-        sampling_speed.time_sampling(way, NETWORK, 2, 3, CPU)
+    with pytest.raises(RuntimeError, match=f"{method} computes other parameters .* not timed"):
+        sampling_speed.time_sampling(method, NETWORK, 2, 3, CPU)
 
 
-def test_an_images_time_is_its_steps_summed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step at position p takes 2 + p seconds by a clock of the test's."""
+def test_image_time_is_sum_of_step_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step at position p takes 2 + p seconds of a fake clock."""
     now = 0.0
 
     def step(self: sampling_speed.StatefulSampler, position: int) -> torch.Tensor:
@@ -215,17 +217,17 @@ def test_an_images_time_is_its_steps_summed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sampling_speed.StatefulSampler, "step", step)
     steps = NETWORK.steps
     row = sampling_speed.time_sampling("linear", NETWORK, 5, 4, CPU)
-    places = np.arange(steps)
-    assert row["seconds"] == pytest.approx(float(np.sum(2 + places)))
+    positions = np.arange(steps)
+    assert row["seconds"] == pytest.approx(float(np.sum(2 + positions)))
     assert row["images_per_second"] == pytest.approx(5 / row["seconds"])
 
 
-def test_native_code_and_the_supplements_rows(tmp_path: Path) -> None:
+def test_native_sampling_and_supplement_rows(tmp_path: Path) -> None:
     row = sampling_speed.time_sampling(sampling_speed.NATIVE, NETWORK, 2, 3, CPU)
     assert math.isfinite(row["images_per_second"])
     network = sampling_speed.random_network("linear", NETWORK, CPU)
     assert row["precision"] == NativeDecoder(network, 1).precision
-    sweep = latency.LatencySettings(positions=2, stateful_batches=(1, 2), anew_batches=(1,))
+    sweep = latency.LatencySettings(positions=2, stateful_batches=(1, 2), recomputed_batches=(1,))
     report = Report(tmp_path, "supplement", {})
     keys = [key for key, _ in SUPPLEMENT.rows(sweep, report, None, CPU)]
     assert len(set(keys)) == len(keys)
@@ -233,7 +235,7 @@ def test_native_code_and_the_supplements_rows(tmp_path: Path) -> None:
     assert "cpu cifar10 linear 2" not in keys
 
 
-def test_native_code_that_draws_otherwise_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_decoder_with_wrong_bits_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = NativeDecoder.step
 
     def step(self: NativeDecoder, slots: Any, n: int) -> None:
@@ -241,22 +243,22 @@ def test_native_code_that_draws_otherwise_is_not_timed(monkeypatch: pytest.Monke
         self.bits += 1
 
     monkeypatch.setattr(NativeDecoder, "step", step)
-    with pytest.raises(RuntimeError, match="bits/dim from the reference: not timed"):
+    with pytest.raises(RuntimeError, match="bits/dim from the reference, so it is not timed"):
         sampling_speed.time_sampling(sampling_speed.NATIVE, NETWORK, 2, 3, CPU)
 
 
 TABLE = image_tables.ImageTable(
     data="mnist", n_layers=1, n_heads=2, d_model=16, crop=8, training_seconds=0.05,
-    test_images=3, batch=2, positions=2, stateful_batches=(1, 2), anew_batches=(1,),
+    test_images=3, batch=2, positions=2, stateful_batches=(1, 2), recomputed_batches=(1,),
 )  # fmt: skip
 
 
-def test_a_table_trains_every_kind_and_goes_on(
+def test_table_trains_every_kind_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_mnist(tmp_path / "data" / "mnist")
     report = Report(tmp_path / "out", "table1", {})
-    monkeypatch.setattr(image_tables.ImageTable, "drawn", property(lambda self: small_paper()))
+    monkeypatch.setattr(image_tables.ImageTable, "timed_network", property(small_paper))
     made = dict(TABLE1.rows(TABLE, report, tmp_path / "data", CPU))
     assert [key for key in made if key.startswith("train")] == [
         "train softmax", "train lsh-1", "train lsh-4", "train linear",
@@ -269,17 +271,17 @@ def test_a_table_trains_every_kind_and_goes_on(
     assert row["steps"] == max(1, round(0.05 / pace))
     weights = tmp_path / "out" / "table1" / "lsh-1" / "lsh-1.safetensors"
     before = weights.stat().st_mtime_ns
-    again = made["train lsh-1"]()  # its run is done: nothing is trained anew
+    again = made["train lsh-1"]()  # the run is complete, so nothing is trained
     assert again == row
     assert weights.stat().st_mtime_ns == before
     drawn = report.row("draw linear 2", made["draw linear 2"])
     assert drawn["batch"] == 2
 
 
-def test_the_pace_is_that_of_the_runs_own_steps(
+def test_step_time_is_measured_with_settings_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step takes 0.2 seconds by a clock of the test's, on a CPU where bf16 pays."""
+    """A step takes 0.2 seconds of a fake clock, on a CPU with fast bf16."""
     write_mnist(tmp_path / "data" / "mnist")
     report = Report(tmp_path / "out", "table1", {})
     now, taken = 0.0, []
@@ -298,28 +300,28 @@ def test_the_pace_is_that_of_the_runs_own_steps(
     made = dict(TABLE1.rows(table, report, tmp_path / "data", CPU))
     assert report.row("train linear", made["train linear"])["steps"] == 4
     assert report.rows["pace linear"]["seconds"] == pytest.approx(0.2)
-    learners = [train_state for train_state, *_ in taken]
-    assert learners[-4:] == 4 * [learners[-1]]
-    assert learners[:-4] == (len(learners) - 4) * [learners[0]]
-    assert learners[0] is not learners[-1]
+    states = [train_state for train_state, *_ in taken]
+    assert states[-4:] == 4 * [states[-1]]
+    assert states[:-4] == (len(states) - 4) * [states[0]]
+    assert states[0] is not states[-1]
     assert all(bf16 for _, bf16, _ in taken)
-    recipes = [replace(recipe, steps=4, warmup=0) for *_, recipe in taken]
-    assert recipes == len(recipes) * [recipes[-1]]
+    configs = [replace(config, steps=4, warmup=0) for *_, config in taken]
+    assert configs == len(configs) * [configs[-1]]
 
 
-def test_a_run_of_a_report_that_is_gone_is_not_gone_on(
+def test_run_of_deleted_report_is_not_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_mnist(tmp_path / "data" / "mnist")
     monkeypatch.setattr(image_tables, "TRAINED", ("linear",))
-    monkeypatch.setattr(image_tables.ImageTable, "drawn", property(lambda self: small_paper()))
+    monkeypatch.setattr(image_tables.ImageTable, "timed_network", property(small_paper))
 
     def made(report: Report) -> dict[str, Any]:
         return dict(TABLE1.rows(TABLE, report, tmp_path / "data", CPU))
 
     report = Report(tmp_path / "out", "table1", {})
     report.row("train linear", made(report)["train linear"])
-    made(Report(tmp_path / "out", "table1", {}))  # the same report: it goes on
+    made(Report(tmp_path / "out", "table1", {}))  # the same report: accepted
     run = tmp_path / "out" / "table1" / "linear"
     before = {path: path.read_bytes() for path in run.iterdir()}
     report.path.unlink()
@@ -328,14 +330,12 @@ def test_a_run_of_a_report_that_is_gone_is_not_gone_on(
     assert {path: path.read_bytes() for path in run.iterdir()} == before
 
 
-def small_paper() -> ModelConfig:
+def small_paper(_: image_tables.ImageTable) -> ModelConfig:
     return replace(NETWORK, channels=1, height=8, width=8, d_model=32)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
-def test_each_experiment_has_rows_quick_and_full(
-    experiment: Experiment[Any], tmp_path: Path
-) -> None:
+def test_every_experiment_has_unique_row_keys(experiment: Experiment[Any], tmp_path: Path) -> None:
     for quick in (True, False):
         settings = experiment.settings(quick, None)
         report = Report(tmp_path / str(quick), experiment.name, {})
@@ -344,13 +344,11 @@ def test_each_experiment_has_rows_quick_and_full(
         assert json.dumps(asdict(settings))
 
 
-def test_an_experiment_has_its_folder_for_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or the rows of one process would take the place of the other's."""
+def test_experiment_locks_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes would overwrite each other's rows."""
 
     def rows(*_: object) -> Rows:
-        with pytest.raises(ValueError, match=r"a run is under way in .*figure1"):
+        with pytest.raises(ValueError, match=r"another run is using .*figure1"):
             run_experiment(FIGURE1, tmp_path, quick=True)
         yield "a", dict
 

@@ -1,4 +1,4 @@
-"""``scanline paper``: tables, plots and the page, and that the page shown is the one they make."""
+"""Tests of ``scanline paper``: tables, plots, verdicts and the generated page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from scanline.model.paper.copy_task import FIGURE2
-from scanline.model.paper.image_tables import TABLE1, best_drawing
-from scanline.model.paper.page import make_page, write_page
+from scanline.model.paper.image_tables import TABLE1, best_sampling
+from scanline.model.paper.page import render_page, write_page
 from scanline.model.paper.report import Report
 from scanline.model.paper.runner import EXPERIMENTS
 from scanline.model.paper.sampling_speed import NATIVE
@@ -25,7 +25,7 @@ from tests.service.cli.command_line import run_command
 RESULTS = ROOT / "model" / "paper" / "results"
 
 
-def test_commands_leave_a_table_a_plot_and_rows_and_go_on(
+def test_commands_write_table_plot_and_report_and_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -46,7 +46,7 @@ def test_commands_leave_a_table_a_plot_and_rows_and_go_on(
         run_command("paper", "page", "--results", tmp_path, "--to", tmp_path / "docs/paper.md") == 0
     )
     page = (tmp_path / "docs/paper.md").read_text()
-    assert "![Figure 2: copying](figure2.png)" in page
+    assert "![Figure 2: copying](../figure2.png)" in page
     assert "Table 1" not in page
     assert run_command("paper", "page", "--results", tmp_path / "none") == 1
     assert "no reports in" in capsys.readouterr().err
@@ -61,12 +61,12 @@ def timings(**powers: float) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def test_a_claim_holds_only_where_the_rows_say_so() -> None:
+def test_verdicts_follow_rows_of_figures() -> None:
     verdicts = {
         v.claim.split(" (")[0]: v for v in FIGURE1.verdicts(timings(linear=1.02, softmax=1.9))
     }
-    assert verdicts["the time of linear attention grows linearly"].holds
-    assert verdicts["the time of softmax attention grows with the length's square"].found == "1.900"
+    assert verdicts["time of linear attention grows linearly"].holds
+    assert verdicts["time of softmax attention grows quadratically"].found == "1.900"
     for linear, softmax in ((1.2, 1.9), (1.0, 1.5)):
         assert not all(v.holds for v in FIGURE1.verdicts(timings(linear=linear, softmax=softmax)))
     learned = {f"linear {s}": {"kind": "linear", "loss": 0.01 + s} for s in (0, 1)}
@@ -74,24 +74,28 @@ def test_a_claim_holds_only_where_the_rows_say_so() -> None:
     assert [v.holds for v in FIGURE2.verdicts(learned)] == [False]
 
 
-def test_every_row_of_hashed_attention_is_judged() -> None:
+def test_every_lsh_kind_has_a_verdict() -> None:
     rows = timings(**{"lsh-1": 1.03, "lsh-4": 1.4, "lsh-8": 1.1, "fast-transformers: lsh-1": 1.7})
-    verdicts = {v.claim.split()[3]: v.holds for v in FIGURE1.verdicts(rows)}
+    verdicts = {v.claim.split()[2]: v.holds for v in FIGURE1.verdicts(rows)}
     assert verdicts == {"lsh-1": True, "lsh-4": False, "lsh-8": True}
 
 
 def drawn(**speeds: float) -> dict[str, dict[str, Any]]:
     return {
-        f"draw {way} {batch}": {"way": way, "batch": batch, "images_per_second": speed / batch}
-        for way, speed in speeds.items()
+        f"draw {method} {batch}": {
+            "method": method,
+            "batch": batch,
+            "images_per_second": speed / batch,
+        }
+        for method, speed in speeds.items()
         for batch in (1, 2)
-    }
+    }  # fmt: skip
 
 
-def test_the_fastest_batch_counts_and_the_order_is_judged() -> None:
+def test_table_uses_fastest_batch_and_judges_order() -> None:
     rest = {"softmax": 1.0, "lsh-1": 2.0, "lsh-4": 0.5}
     rows = drawn(**{"linear": 100.0, "stateful-softmax": 20.0}, **rest)
-    assert best_drawing(rows)["linear"]["batch"] == 1
+    assert best_sampling(rows)["linear"]["batch"] == 1
     (verdict,) = TABLE1.verdicts(rows)
     assert verdict.holds
     assert verdict.found == "100 : 20 : 1 : 2 : 0.5"
@@ -101,38 +105,37 @@ def test_the_fastest_batch_counts_and_the_order_is_judged() -> None:
     assert "| linear | 0.644 | – | – | 143 (317 ×) | 100 (100 ×) | 1 |" in TABLE1.table(rows)
 
 
-def test_the_page_says_what_native_code_multiplied_in(tmp_path: Path) -> None:
+def test_page_names_precision_of_native_decoder(tmp_path: Path) -> None:
     rest = {"softmax": 1.0, "lsh-1": 2.0, "lsh-4": 0.5}
     rows = drawn(**{"linear": 100.0, "stateful-softmax": 20.0, NATIVE: 200.0}, **rest)
     settings = asdict(TABLE1.quick) | {"quick": True}
 
     report = Report(tmp_path, "table1", settings)
     for key, row in rows.items():
-        told = {"precision": "int16"} if row["way"] == NATIVE else {}
-        report.row(key, partial(dict, row | told))
+        precision = {"precision": "int16"} if row["method"] == NATIVE else {}
+        report.row(key, partial(dict, row | precision))
     report.finish()
-    page = make_page(tmp_path, tmp_path)
-    assert f"Products of `{NATIVE}` are int16 and its states float32; the other ways" in page
+    page = render_page(tmp_path, tmp_path)
+    assert f"`{NATIVE}` multiplies in int16 and keeps float32 states; the other methods" in page
     assert f"| {NATIVE} (int16) | – | – |" in page
 
 
-def test_reports_of_two_machines_make_no_page(tmp_path: Path) -> None:
+def test_page_rejects_reports_of_different_machines(tmp_path: Path) -> None:
     for name, cores in (("figure1", 1), ("figure2", 2)):
         report = {"experiment": name, "settings": {"quick": True}, "hardware": {"cores": cores}}
         whole = report | {"rows": {}, "complete": True}
         (tmp_path / f"{name}.json").write_text(json.dumps(whole))
-    with pytest.raises(ValueError, match="are of different machines"):
+    with pytest.raises(ValueError, match="are from different machines"):
         write_page(tmp_path, tmp_path / "docs/paper.md")
 
 
-def test_a_report_broken_off_makes_no_page(tmp_path: Path) -> None:
+def test_page_rejects_incomplete_report(tmp_path: Path) -> None:
     report = Report(tmp_path, "figure2", asdict(FIGURE2.quick) | {"quick": True})
     report.row("linear 0", lambda: {"kind": "linear", "loss": 0.1, "losses": [1.0], "every": 20})
-    with pytest.raises(ValueError, match="figure2 was broken off: run it again"):
-        make_page(tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="figure2 is incomplete: run it again"):
+        render_page(tmp_path, tmp_path)
     assert not (tmp_path / "docs/paper.md").exists()
 
 
-def test_the_page_shown_is_made_from_the_results_beside_it() -> None:
-    """So none of its figures is typed in."""
-    assert (ROOT / "docs/paper.md").read_text() == make_page(RESULTS, ROOT)
+def test_committed_page_is_generated_from_committed_results() -> None:
+    assert (ROOT / "docs/paper.md").read_text() == render_page(RESULTS, ROOT / "docs")

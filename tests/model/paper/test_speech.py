@@ -1,4 +1,4 @@
-"""Table 3: features, folders of speech, CTC, encoders, and digits spoken on the spot."""
+"""Tests of table 3: features, corpora, CTC, encoders and synthetic digits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from scanline.model.data.download import DataError
 from scanline.model.paper.speech.corpus import Utterance, read_corpus
-from scanline.model.paper.speech.ctc import collapse, ctc_loss, edit_distance, recognise
+from scanline.model.paper.speech.ctc import collapse, ctc_loss, edit_distance, greedy_decode
 from scanline.model.paper.speech.digits import speak, synthesise
 from scanline.model.paper.speech.encoder import KINDS, Encoder, Sizes
 from scanline.model.paper.speech.features import BANDS, log_mel, mel_filters, to_mel
-from scanline.model.paper.speech.table import TABLE3, Training
+from scanline.model.paper.speech.table import TABLE3, EncoderTraining
 from tests.conftest import assert_close
 from tests.service.cli.command_line import run_command
 
@@ -31,28 +31,32 @@ SIZES = Sizes(stack=2, n_layers=1, n_heads=2, d_model=16, lstm_layers=1, lstm_si
 TASK = replace(TABLE3.quick, sizes=SIZES, batch=4, learning_rate=2e-2, lstm_learning_rate=5e-2)
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
-spoken = pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
+needs_espeak = pytest.mark.skipif(
+    shutil.which("espeak-ng") is None, reason="espeak-ng is not installed"
+)
 
 
 def write_speech(folder: Path, train: int = 24, test: int = 8) -> Path:
-    """Write speech that can be learnt: a phoneme is four frames in which its feature is high."""
+    """Write a learnable corpus: a phoneme is four frames in which its feature is high."""
     generator = np.random.default_rng(0)
     for split, count in (("train", train), ("test", test)):
         (folder / split).mkdir(parents=True)
         for number in range(count):
             steps = generator.integers(1, 4, generator.integers(2, 6))
-            said = steps.cumsum() % 4  # no phoneme twice running
-            frames = np.repeat(np.eye(4, dtype=np.float32)[said], 4, 0)
+            phonemes = steps.cumsum() % 4  # no phoneme is repeated
+            frames = np.repeat(np.eye(4, dtype=np.float32)[phonemes], 4, 0)
             noise = 0.1 * generator.standard_normal(frames.shape, np.float32)
             np.save(folder / split / f"{number}.npy", frames + noise)
-            (folder / split / f"{number}.txt").write_text(" ".join("abcd"[i] for i in said) + "\n")
+            (folder / split / f"{number}.txt").write_text(
+                " ".join("abcd"[i] for i in phonemes) + "\n"
+            )
     return folder
 
 
 # --- features -------------------------------------------------------------------------------------
 
 
-def test_mel_filters_are_triangles_evenly_spaced_as_heard() -> None:
+def test_mel_filters_are_triangles_evenly_spaced_in_mel() -> None:
     assert float(to_mel(torch.tensor(1000.0))) == pytest.approx(1000, abs=0.1)
     bins, rate = 4097, 16000
     filters = mel_filters(bins, rate)
@@ -67,7 +71,7 @@ def test_mel_filters_are_triangles_evenly_spaced_as_heard() -> None:
 
 
 @pytest.mark.parametrize(("rate", "band"), [(16000, 8), (22050, 25)])
-def test_a_tone_is_heard_in_its_band_and_twice_as_loud_is_ln_4_more(rate: int, band: int) -> None:
+def test_log_mel_of_tone_peaks_in_its_band_and_scales_with_energy(rate: int, band: int) -> None:
     bins = mel_filters(8193, rate)
     tone = float(torch.linspace(0, rate / 2, 8193)[bins[band].argmax()])
     sound = 0.25 * torch.sin(2 * math.pi * tone * torch.arange(rate) / rate)
@@ -90,19 +94,19 @@ def test_frames_collapse_to_phonemes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted", "errors"),
+    ("decoded", "reference", "errors"),
     [
         ("", "", 0), ("abc", "abc", 0), ("", "ab", 2), ("ab", "", 2), ("abc", "ac", 1),
         ("ac", "abc", 1), ("abc", "adc", 1), ("ab", "ba", 2), ("kitten", "sitting", 3),
         ("sunday", "saturday", 3), ("aab", "ab", 1),
     ],
 )  # fmt: skip
-def test_the_fewest_edits_by_hand(said: str, wanted: str, errors: int) -> None:
-    assert edit_distance([*map(ord, said)], [*map(ord, wanted)]) == errors
+def test_edit_distance(decoded: str, reference: str, errors: int) -> None:
+    assert edit_distance([*map(ord, decoded)], [*map(ord, reference)]) == errors
 
 
-class Given(nn.Module):
-    """An encoder that says what it is given."""
+class FixedEncoder(nn.Module):
+    """Encoder that returns fixed log-probabilities."""
 
     def __init__(self, log_p: Tensor) -> None:
         super().__init__()
@@ -112,7 +116,7 @@ class Given(nn.Module):
         return self.log_p, lengths
 
 
-def test_the_loss_is_of_all_ways_to_lay_phonemes_on_frames() -> None:
+def test_ctc_loss_sums_over_all_alignments() -> None:
     log_p = torch.randn(2, 5, 3).double().log_softmax(-1)
     batch = [Utterance(torch.zeros(5, 1), [1, 1]), Utterance(torch.zeros(3, 1), [2])]
     expected = []
@@ -124,22 +128,22 @@ def test_the_loss_is_of_all_ways_to_lay_phonemes_on_frames() -> None:
             if collapse(path) == utterance.phonemes
         ]
         expected.append(-torch.stack(paths).logsumexp(0) / len(utterance.phonemes))
-    assert_close(ctc_loss(Given(log_p), batch, CPU), torch.stack(expected).mean())
+    assert_close(ctc_loss(FixedEncoder(log_p), batch, CPU), torch.stack(expected).mean())
 
 
-def test_phonemes_are_read_off_each_rows_own_frames() -> None:
+def test_greedy_decoding_ignores_padding() -> None:
     frames = torch.tensor([[1, 1, 0, 1], [2, 0, 3, 3]])
     batch = [Utterance(torch.zeros(n, 1), [1]) for n in (4, 2)]
     log_p = nn.functional.one_hot(frames, 4).float()
-    assert [*recognise(Given(log_p), batch, CPU)] == [[1, 1], [2]]
+    assert [*greedy_decode(FixedEncoder(log_p), batch, CPU)] == [[1, 1], [2]]
 
 
 # --- folders --------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_read_and_each_feature_put_on_one_scale(tmp_path: Path) -> None:
+def test_corpus_is_read_with_normalized_features(tmp_path: Path) -> None:
     folder = write_speech(tmp_path / "speech")
-    (folder / "train" / "notes.md").write_text("left alone")
+    (folder / "train" / "notes.md").write_text("ignored")
     corpus = read_corpus(folder, 2)
     assert (len(corpus.train), len(corpus.test), corpus.features) == (24, 8, 4)
     assert corpus.phonemes == ["a", "b", "c", "d"]
@@ -158,20 +162,18 @@ def test_a_folder_is_read_and_each_feature_put_on_one_scale(tmp_path: Path) -> N
     [
         ("train/0.txt", None, r"0\.npy has no 0\.txt beside it"),
         ("test/1.npy", None, r"1\.txt has no 1\.npy beside it"),
-        ("train/0.txt", b" \n", "names no phoneme"),
+        ("train/0.txt", b" \n", "has no phonemes"),
         ("train/0.txt", b"\xff\xfe", "not UTF-8"),
-        ("train/0.txt", b"a a a a a a", r"taken 2 at a time .* its 6 phonemes need 11"),
-        ("train/0.npy", b"nothing", "no array that numpy.save wrote"),
+        ("train/0.txt", b"a a a a a a", r"steps of 2, but its 6 phonemes need 11"),
+        ("train/0.npy", b"nothing", "not an array written by numpy.save"),
         ("train/0.npy", np.zeros(5, np.float32), r"must be floating-point features \[frames,"),
         ("train/0.npy", np.zeros((40, 4), np.int64), "must be floating-point features"),
-        ("train/0.npy", np.zeros((0, 4), np.float32), "has no features"),
+        ("train/0.npy", np.zeros((0, 4), np.float32), "is empty"),
         ("train/0.npy", np.full((40, 4), np.nan), "not finite"),
-        ("test/0.npy", np.zeros((40, 5)), r"0\.npy has 5 .* 4: make them equal|has 4 .* 5: make"),
+        ("test/0.npy", np.zeros((40, 5)), r"0\.npy has 5 .* has 4|has 4 .* has 5"),
     ],
 )  # fmt: skip
-def test_a_folder_that_cannot_be_read_says_why(
-    name: str, content: Any, error: str, tmp_path: Path
-) -> None:
+def test_malformed_corpus_is_rejected(name: str, content: Any, error: str, tmp_path: Path) -> None:
     folder = write_speech(tmp_path / "speech", 2, 2)
     if content is None:
         (folder / name).unlink()
@@ -183,11 +185,11 @@ def test_a_folder_that_cannot_be_read_says_why(
         read_corpus(folder, 2)
 
 
-def test_a_folder_without_its_splits_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no folder .*train: speech is a folder with"):
+def test_corpus_without_splits_or_utterances_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no folder .*train: a corpus has the folders"):
         read_corpus(tmp_path, 1)
     (tmp_path / "train").mkdir()
-    with pytest.raises(DataError, match="holds no utterance"):
+    with pytest.raises(DataError, match="holds no utterances"):
         read_corpus(tmp_path, 1)
 
 
@@ -195,7 +197,7 @@ def test_a_folder_without_its_splits_is_refused(tmp_path: Path) -> None:
 
 
 @every_kind
-def test_padding_changes_nothing_and_every_step_sees_both_ways(kind: str) -> None:
+def test_encoder_ignores_padding_and_is_bidirectional(kind: str) -> None:
     encoder = Encoder(kind, SIZES, 3, 5).double().eval()
     x, lengths = torch.randn(3, 91, 3).double(), torch.tensor([91, 20, 41])
     log_p, steps = encoder(x, lengths)
@@ -205,23 +207,23 @@ def test_padding_changes_nothing_and_every_step_sees_both_ways(kind: str) -> Non
     for row, length, taken in zip(range(3), lengths.tolist(), steps.tolist(), strict=True):
         alone, _ = encoder(x[row : row + 1, :length], lengths[row : row + 1])
         assert_close(log_p[row : row + 1, :taken], alone)
-    for place in (0, 19):  # of the row whose steps all see each other by every kind
+    for position in (0, 19):  # in the row that every kind attends to fully
         changed = x.clone()
-        changed[1, place] += 1
+        changed[1, position] += 1
         difference = (encoder(changed, lengths)[0] - log_p).abs().amax(-1)
         assert (difference[1, :10] > 0).all()
         assert difference[0].max() == difference[2].max() == 0
 
 
-def test_an_encoder_by_another_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="no encoder 'lstm'; there are bi-lstm, softmax"):
+def test_unknown_encoder_is_rejected() -> None:
+    with pytest.raises(ValueError, match="unknown encoder 'lstm': choose bi-lstm, softmax"):
         Encoder("lstm", SIZES, 3, 5)
 
 
 # --- the table ------------------------------------------------------------------------------------
 
 
-def test_the_table_of_a_folder_is_learnt_and_goes_on(
+def test_table_of_corpus_folder_is_trained_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -240,7 +242,7 @@ def test_the_table_of_a_folder_is_learnt_and_goes_on(
     for kind in KINDS:
         assert rows[f"train {kind}"]["error_rate"] < 0.2, kind  # of four phonemes
     assert TABLE3.table(rows) in capsys.readouterr().out
-    assert "Speech of the folder `speech`." in TABLE3.caption(report["settings"])
+    assert "Measured on the corpus `speech`." in TABLE3.caption(report["settings"])
     with Image.open(tmp_path / "table3.png") as plot:
         assert min(plot.size) > 300
     before = (tmp_path / "table3.json").read_bytes()
@@ -250,41 +252,41 @@ def test_the_table_of_a_folder_is_learnt_and_goes_on(
     assert "holds rows of other settings" in capsys.readouterr().err
 
 
-def test_a_networks_seed_says_how_it_learns(tmp_path: Path) -> None:
+def test_training_is_deterministic(tmp_path: Path) -> None:
     corpus = read_corpus(write_speech(tmp_path), 2)
     weights = []
     for _ in range(2):
-        training = Training("linear", TASK, corpus, CPU)
+        training = EncoderTraining("linear", TASK, corpus, CPU)
         training.epoch()
         weights.append(nn.utils.parameters_to_vector(training.encoder.parameters()))
     assert torch.equal(*weights)
 
 
-def heard(**wrong: float) -> dict[str, dict[str, Any]]:
+def result_rows(**error_rates: float) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
-    for seconds, (kind, rate) in enumerate(wrong.items(), 1):
+    for seconds, (kind, rate) in enumerate(error_rates.items(), 1):
         kind = kind.replace("_", "-")
         rows[f"epoch {kind}"] = {"kind": kind, "seconds": float(seconds)}
         rows[f"train {kind}"] = {"kind": kind, "error_rate": rate}
     return rows
 
 
-def test_speechs_claims_hold_only_where_the_rows_say_so() -> None:
-    rows = heard(linear=0.02, softmax=0.01, bi_lstm=0.05, lsh_4=0.2)
+def test_verdicts_follow_rows_of_table_3() -> None:
+    rows = result_rows(linear=0.02, softmax=0.01, bi_lstm=0.05, lsh_4=0.2)
     verdicts = [*TABLE3.verdicts(rows)]
     assert [verdict.holds for verdict in verdicts] == [True, True, True]
     assert verdicts[0].claim.endswith("than lsh-4 (8.08 % : 9.33 %)")
     assert verdicts[0].found == "2.00 % : 20.00 %"
     assert verdicts[2].found == "bi-lstm 3 s, softmax 2 s, lsh-4 4 s, linear 1 s"
-    rows = heard(softmax=0.01, linear=0.06, bi_lstm=0.05, lsh_4=0.2)
+    rows = result_rows(softmax=0.01, linear=0.06, bi_lstm=0.05, lsh_4=0.2)
     assert [verdict.holds for verdict in TABLE3.verdicts(rows)] == [True, False, False]
 
 
 # --- digits ---------------------------------------------------------------------------------------
 
 
-@spoken
-def test_digits_are_spoken_once_and_the_same_again(tmp_path: Path) -> None:
+@needs_espeak
+def test_digits_are_synthesised_once_and_deterministically(tmp_path: Path) -> None:
     synthesise(tmp_path, 3, 2)
     corpus = read_corpus(tmp_path, 3)
     assert (len(corpus.train), len(corpus.test), corpus.features) == (3, 2, BANDS)
@@ -298,8 +300,8 @@ def test_digits_are_spoken_once_and_the_same_again(tmp_path: Path) -> None:
     assert kept.stat().st_mtime_ns == when
 
 
-@spoken
-def test_what_is_spoken_is_heard_and_named() -> None:
+@needs_espeak
+def test_speak_returns_sound_and_phonemes() -> None:
     sound, rate, phonemes = speak("one two six", "en-us", 150, 50)
     assert phonemes == ["w", "ʌ", "n", "t", "uː", "s", "ɪ", "k", "s"]
     assert 0.5 < len(sound) / rate < 5
@@ -310,11 +312,13 @@ def test_what_is_spoken_is_heard_and_named() -> None:
         speak("one", "no such voice", 150, 50)
 
 
-def test_without_espeak_the_command_says_what_to_do(
+def test_missing_espeak_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run_command("paper", "table3", "--quick", "--out", tmp_path) == 1
     error = capsys.readouterr().err
-    assert "install it (`apt install espeak-ng`), or give speech of your own with --speech" in error
+    assert (
+        "install it (`apt install espeak-ng`), or use a corpus of your own with --speech" in error
+    )
     assert not (tmp_path / "table3.json").exists()

@@ -1,4 +1,4 @@
-"""``scanline bench --http --pretend``: what replies cost, measured only where they are right."""
+"""Tests of ``scanline bench --http --pretend``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODELS = [Checkpoint("grey", tiny_model(GREY)), Checkpoint("colour", tiny_model(
         pytest.param(MODELS[1], marks=pytest.mark.broad, id="colour"),
     ],
 )
-def test_every_form_is_measured(model: Checkpoint) -> None:
+def test_every_reply_format_is_measured(model: Checkpoint) -> None:
     result = http_overhead.measure_http_overhead(model, 20_000, slots=8, seconds=0.1)
     assert [row["form"] for row in result["forms"]] == list(http_overhead.REPLY_FORMATS)
     for row in result["forms"]:
@@ -29,13 +29,13 @@ def test_every_form_is_measured(model: Checkpoint) -> None:
     assert len(http_overhead.table(result).splitlines()) == 1 + len(http_overhead.REPLY_FORMATS)
 
 
-def test_nothing_is_measured_of_replies_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_overhead, "to_png", lambda pixels, config: b"another picture")
-    with pytest.raises(RuntimeError, match="stream, pixel: the picture did not come back"):
+def test_wrong_replies_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_overhead, "to_png", lambda pixels, config: b"another image")
+    with pytest.raises(RuntimeError, match="stream, pixel: the reply does not contain"):
         http_overhead.measure_http_overhead(MODELS[0], 20_000, slots=8, seconds=0.1)
 
 
-def test_nothing_is_measured_where_clients_fail(
+def test_failing_clients_end_the_benchmark(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -44,4 +44,4 @@ def test_nothing_is_measured_where_clients_fail(
     monkeypatch.setattr(http_overhead, "_check", lambda server, decoder: None)
     with pytest.raises(RuntimeError, match="a client failed"):
         http_overhead.measure_http_overhead(MODELS[0], 20_000, slots=8, seconds=0.1)
-    assert "the server said b'HTTP/1.1 4" in capfd.readouterr().err
+    assert "the server replied b'HTTP/1.1 4" in capfd.readouterr().err
