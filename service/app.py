@@ -1,34 +1,23 @@
-"""The web application: routes put together, errors in one shape, health, metrics and the page."""
+"""ASGI application: routes, middleware, health checks and metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.routing import Match
 
 from scanline.service import __version__
 from scanline.service.api.cached_png import router as file_router
 from scanline.service.api.routes import router
 from scanline.service.api.scoring import router as score_router
-from scanline.service.http.bodies import describe_json_error
-from scanline.service.http.errors import (
-    DOMAIN_ERRORS,
-    ApiError,
-    ErrorReply,
-    describe_validation_errors,
-    not_ready,
-    to_api_error,
-)
+from scanline.service.errors import add_exception_handlers
+from scanline.service.http.disconnect import watch_client
+from scanline.service.http.errors import ErrorReply, not_ready
 from scanline.service.http.middleware.access_log import AccessLogMiddleware
 from scanline.service.http.middleware.api_key import ApiKeyMiddleware
 from scanline.service.http.middleware.body_limit import BodyLimitMiddleware
@@ -38,69 +27,78 @@ from scanline.service.http.middleware.csrf import CSRFMiddleware
 from scanline.service.http.middleware.head import HeadMiddleware
 from scanline.service.http.middleware.security_headers import SecurityHeadersMiddleware
 from scanline.service.http.middleware.server_errors import ServerErrorMiddleware
-from scanline.service.http.waiting import ClientDisconnectedError, watch_client
 from scanline.service.metrics import CONTENT_TYPE
 from scanline.service.openai.routes import router as openai_router
 from scanline.service.openapi_schema import customize_openapi
 from scanline.service.state import AppState
-from scanline.service.web.og_image import router as card_router
+from scanline.service.web.og_image import router as og_image_router
 from scanline.service.web.pages import DOCS_STATIC, add_pages
 
-log = logging.getLogger("scanline.http")
-
-LOADED_SECONDS = 1.0  # for the models to be opened after all, once the server ends
+LOADING_JOIN_SECONDS = 1.0  # for which a server that ends waits for models that are being loaded
 
 DESCRIPTION = (
-    "Draws small images pixel by pixel with a linear transformer run as an RNN. An image is drawn "
-    "in raster order: each pixel is conditioned on the pixels before it (above, and to its left), "
-    "so known pixels further down are kept, but guide what is drawn above them only through the "
-    "`particles` of a completion."
+    "Draws small images pixel by pixel with a linear transformer that runs as an RNN. Images are "
+    "drawn in raster order: each pixel is conditioned on the pixels before it (above it, and to "
+    "its left). Known pixels further down are kept, but guide the pixels above them only through "
+    "the `particles` of a completion."
 )
 
 
 def create_app(app_state: AppState, open_models: Callable[[], None]) -> FastAPI:
-    """Build the application; ``open_models`` runs beside it at start-up until it is ready.
+    """Create the application.
 
-    One that is told to end before that leaves it to itself.
+    Args:
+        app_state: State that the routes share.
+        open_models: Function that opens the models; it runs in a thread while the application
+            already answers. The application does not wait for it when it ends.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # No thread of the loop's own: it would be waited for, and it may be compiling.
+        # A daemon thread, because asyncio would wait for one of its own, which may be compiling.
         loading = threading.Thread(target=open_models, name="loading", daemon=True)
         loading.start()
         try:
             yield
         finally:
-            await asyncio.to_thread(loading.join, LOADED_SECONDS)
+            await asyncio.to_thread(loading.join, LOADING_JOIN_SECONDS)
             app_state.ended_early = loading.is_alive()
-            # Where one model can draw no more, nobody can be told of what others still draw.
+            # If one engine has failed, the server ends at once, and no client could read what the
+            # other engines would still draw.
             await asyncio.to_thread(app_state.drain, None if app_state.failure is None else 0.0)
 
-    app = FastAPIOffline(  # whose /docs needs no CDN
+    app = FastAPIOffline(  # serves the files of /docs itself, instead of naming a CDN
         title="Scanline", version=__version__, description=DESCRIPTION, lifespan=lifespan,
         docs_url=None, redoc_url=None, static_url=DOCS_STATIC,
         generate_unique_id_function=lambda route: route.name,
-        redirect_slashes=False,  # it would redirect to whatever Host was sent
+        redirect_slashes=False,  # the redirect would use the Host header, whatever it says
     )  # fmt: skip
     app.state.scanline = app_state
     app.include_router(router)
     app.include_router(file_router)
     app.include_router(score_router)
     app.include_router(openai_router)
-    app.include_router(card_router)
+    app.include_router(og_image_router)
     _add_operations(app, app_state)
     add_pages(app, app_state.settings.frame_ancestors)
-    _add_errors(app)
+    add_exception_handlers(app)
+    _add_middleware(app, app_state)
     settings = app_state.settings
-    app.add_middleware(HeadMiddleware)  # the first one added is the innermost
+    customize_openapi(app, has_key=bool(settings.api_keys), max_images=settings.max_images)
+    return app
+
+
+def _add_middleware(app: FastAPI, app_state: AppState) -> None:
+    """Add the middleware, the innermost first."""
+    settings, metrics = app_state.settings, app_state.metrics
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(ServerErrorMiddleware)
     app.add_middleware(
-        BodyLimitMiddleware, upload=settings.max_upload, other=lambda: app_state.max_json
+        BodyLimitMiddleware, max_form=settings.max_upload, max_other=lambda: app_state.max_json
     )
     if settings.api_keys:
         app.add_middleware(ApiKeyMiddleware, keys=settings.api_keys)
-    else:  # a key no browser sends by itself
+    else:  # with keys there is no need: browsers do not send them by themselves
         app.add_middleware(CSRFMiddleware, origins=settings.cors_origins)
     if settings.cors_origins:
         app.add_middleware(
@@ -120,102 +118,51 @@ def create_app(app_state: AppState, open_models: Callable[[], None]) -> FastAPI:
         )
     app.add_middleware(SecurityHeadersMiddleware)
     app.add_middleware(ConnectionCloseMiddleware, closing=lambda: app_state.draining)
-    app.add_middleware(AccessLogMiddleware, metrics=app_state.metrics)
-    customize_openapi(app, has_key=bool(settings.api_keys), max_images=settings.max_images)
-    return app
+    app.add_middleware(
+        AccessLogMiddleware,
+        requests=metrics.requests,
+        seconds=metrics.request_seconds,
+        errors=metrics.refused,
+        quiet_paths=("/livez", "/readyz", "/metrics"),
+    )
 
 
 def _add_operations(app: FastAPI, app_state: AppState) -> None:
+    """Add the routes for operators."""
+
     @app.get(
         "/livez",
         tags=["operations"],
         response_class=PlainTextResponse,
-        responses={503: {"description": "To be started again.", "model": ErrorReply}},
+        responses={503: {"description": "The process must be restarted.", "model": ErrorReply}},
     )
     async def livez() -> str:
-        """Say that the process answers, and that what draws does not hang."""
+        """Check that the process answers and that no engine is stuck."""
         for name, loaded in app_state.models.items():
             if loaded.engine.stuck:
-                raise not_ready(f"what draws {name} hangs: start the server again")
+                raise not_ready(f"the engine of {name} is stuck: restart the server")
         return "ok\n"
 
     @app.get(
         "/readyz",
         tags=["operations"],
         response_class=PlainTextResponse,
-        responses={503: {"description": "Loading, or shutting down.", "model": ErrorReply}},
+        responses={503: {"description": "Loading or shutting down.", "model": ErrorReply}},
     )
     async def readyz() -> str:
-        """Say whether requests are taken: not while models load, nor while draining."""
+        """Check that requests are accepted: models are loaded and the server is not draining."""
         if app_state.draining:
             raise not_ready("not ready: shutting down")
         if not app_state.ready:
             raise not_ready("not ready: the models are loading")
-        silent = [name for name, loaded in app_state.models.items() if not loaded.engine.alive]
-        if silent:
-            raise not_ready(f"not ready: nothing draws {' and '.join(silent)} now")
+        dead = [name for name, loaded in app_state.models.items() if not loaded.engine.alive]
+        if dead:
+            raise not_ready(f"not ready: no engine of {' and '.join(dead)} is running")
         return "ready\n"
 
     @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
-        """Give metrics in Prometheus's text format."""
-        async with watch_client(request) as client:  # they take milliseconds
+        """Return metrics in Prometheus's text format."""
+        async with watch_client(request) as client:  # in a thread, as it takes milliseconds
             text = await app_state.encode_pool.run(client, app_state.metrics.render)
         return Response(text, media_type=CONTENT_TYPE)
-
-
-def _methods(request: Request) -> set[str]:
-    """Give every method that the path takes: a route knows only its own."""
-    methods: set[str] = set()
-    for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
-        scope = dict(request.scope) | {"method": method}
-        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
-            methods.add(method)
-    return methods | {"HEAD"} if "GET" in methods else methods
-
-
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> Response:
-        param, code = getattr(error, "param", None), getattr(error, "code", None)
-        message, docs = str(error.detail), f"{request.scope.get('root_path', '')}/docs"
-        if isinstance(error.__cause__, ClientDisconnect):  # while FastAPI read the body
-            return await on_gone(request, error)
-        if isinstance(error.__cause__, OSError):  # a full disk is no fault of the form
-            raise error.__cause__
-        if error.status_code == 400 and not isinstance(error, ApiError):  # of reading a body
-            if "form" in request.headers.get("content-type", ""):
-                what = message.rstrip(".") if error.__cause__ is None else "what came is no form"
-                message = (
-                    f"the form cannot be read ({what}); send it as multipart/form-data, pictures "
-                    "as files"
-                )
-                code = "form_invalid"
-            elif error.__cause__ is not None:  # FastAPI says no more
-                message, code = describe_json_error(error.__cause__), "json_invalid"
-        if not isinstance(error, ApiError) and error.status_code == 404:
-            message = f"there is nothing at {request.url.path}; {docs} lists what there is"
-        if not isinstance(error, ApiError) and error.status_code == 405:
-            message = f"{request.url.path} does not take {request.method}; see {docs}"
-        headers = dict(error.headers or {})
-        if error.status_code == 405:
-            headers["Allow"] = ", ".join(sorted(_methods(request)))
-        status = error.status_code
-        return ApiError(status, message, param=param, code=code, headers=headers).response
-
-    async def on_refusal(request: Request, error: Exception) -> Response:
-        return await on_http_error(request, to_api_error(error))
-
-    for kind in DOMAIN_ERRORS:
-        app.add_exception_handler(kind, on_refusal)
-
-    async def on_gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # which nobody reads but the log
-
-    for kind in (ClientDisconnectedError, ClientDisconnect):
-        app.add_exception_handler(kind, on_gone)
-
-    @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        message, param, code = describe_validation_errors(error.errors())
-        return ApiError(400, message, param=param, code=code).response

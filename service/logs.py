@@ -1,4 +1,4 @@
-"""Logs: one line an event, plain or JSON."""
+"""Logging as text or JSON, one line per event."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _EXTRAS = (
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with the request's fields where there are any."""
+    """Formats a record as one JSON object, with the fields of its request if it has one."""
 
     converter = staticmethod(time.gmtime)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Give a record as JSON."""
+        """Return a record as JSON."""
         line: dict[str, Any] = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
@@ -35,24 +35,29 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(style: str, level: str) -> None:
-    """Send every log and warning of the process to standard error, as ``text`` or ``json``."""
+    """Send all logs and warnings of the process to standard error.
+
+    Args:
+        style: ``text`` or ``json``.
+        level: Name of the lowest level that is logged.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    plain = logging.Formatter(
+    text = logging.Formatter(
         "%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S"
     )
-    handler.setFormatter(JsonFormatter() if style == "json" else plain)
+    handler.setFormatter(JsonFormatter() if style == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # whoever sent it is told
-    # Its word for the server itself: nothing of it is an error unless its level says so.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client gets an error reply
+    # uvicorn logs everything about the server under this name, not only errors.
     logging.getLogger("uvicorn.error").name = "uvicorn"
     logging.captureWarnings(True)
     mute_pillow()
 
 
 def mute_pillow() -> None:
-    """Drop what Pillow warns of in pictures: whoever sent one is told what is wrong with it.
+    """Ignore Pillow's warnings about images; the client gets an error reply if one is invalid.
 
-    Python would keep each text for ever, and many say a number of the picture's.
+    Python would keep each distinct text for ever, and many contain a number from the image.
     """
     warnings.filterwarnings("ignore", module=r"PIL\.")

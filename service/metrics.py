@@ -1,4 +1,4 @@
-"""Prometheus metrics: counters and histograms that engines feed, gauges read when scraped."""
+"""Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -24,112 +24,142 @@ from scanline.service.engine.generation import FinishReason
 from scanline.service.engine.protocol import EngineProtocol
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_DRAWING = (
+_DECODER_METRICS = (
     "scanline_pixels", "scanline_step_seconds", "scanline_running_images", "scanline_slots",
     "scanline_slots_in_use",
 )  # fmt: skip
-_WAITS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_STEPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+_WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_STEP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 
 
-ReplicaMetrics = Callable[[], Mapping[str, Sequence[Metric]]]  # what each counts, by its name
+ReplicaMetrics = Callable[[], Mapping[str, Sequence[Metric]]]  # by the name of the replica
 
 
 class Metrics:
-    """All metrics of one server, in a registry of their own."""
+    """All metrics of one server, in a registry of their own.
+
+    Args:
+        engines: Function that returns the engines by model, whose gauges are read at each scrape.
+    """
 
     def __init__(self, engines: Callable[[], Mapping[str, EngineProtocol]]) -> None:
-        # A line for each metric, of when it began to be counted: nobody asks that.
+        # Each metric would have another line, with the time of its creation.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self.replicas: list[ReplicaMetrics] = []  # of a cluster, a model each
-        one, reason = ["model"], ["model", "finish_reason"]
+        self.replicas: list[ReplicaMetrics] = []  # in a cluster, one for each model
+        one, finished = ["model"], ["model", "finish_reason"]
         own = self._registry
         self.queue_seconds = Histogram(
-            "scanline_queue_seconds", "From request to the first image admitted.", one,
-            buckets=_WAITS, registry=own,
-        )  # fmt: skip
+            "scanline_queue_seconds",
+            "From request to the first image admitted.",
+            one,
+            buckets=_WAIT_BUCKETS,
+            registry=own,
+        )
         self.first_pixel_seconds = Histogram(
-            "scanline_first_pixel_seconds", "From request to the first pixel drawn.", one,
-            buckets=_WAITS, registry=own,
-        )  # fmt: skip
+            "scanline_first_pixel_seconds",
+            "From request to the first pixel drawn.",
+            one,
+            buckets=_WAIT_BUCKETS,
+            registry=own,
+        )
         self.step_seconds = Histogram(
-            "scanline_step_seconds", "One call of the decoder, a few pixels of each image.", one,
-            buckets=_STEPS, registry=own,
-        )  # fmt: skip
+            "scanline_step_seconds",
+            "One call of the decoder, which draws a few pixels of each image.",
+            one,
+            buckets=_STEP_BUCKETS,
+            registry=own,
+        )
         self.pixels = Counter("scanline_pixels", "Pixels drawn.", one, registry=own)
-        self.images = Counter("scanline_images", "Images finished.", reason, registry=own)
+        self.images = Counter("scanline_images", "Images finished.", finished, registry=own)
         self.redrawn = Counter(
-            "scanline_redrawn_images", "Images that a replica left undone, drawn again by others.",
-            one, registry=own,
-        )  # fmt: skip
+            "scanline_redrawn_images",
+            "Images that another replica drew again because theirs failed.",
+            one,
+            registry=own,
+        )
         self.generation_seconds = Histogram(
-            "scanline_generation_seconds", "From request to the last image, of those drawn whole.",
-            one, buckets=_WAITS, registry=own,
-        )  # fmt: skip
+            "scanline_generation_seconds",
+            "From request to the last image of complete generations.",
+            one,
+            buckets=_WAIT_BUCKETS,
+            registry=own,
+        )
         self.requests = Counter(
-            "scanline_requests", "HTTP requests answered.", ["route", "method", "status"],
+            "scanline_requests",
+            "HTTP requests answered.",
+            ["route", "method", "status"],
             registry=own,
-        )  # fmt: skip
+        )
         self.request_seconds = Histogram(
-            "scanline_request_seconds", "From a request's head to the end of its reply.",
-            ["route", "method"], buckets=_WAITS, registry=own,
-        )  # fmt: skip
-        self.refused = Counter(
-            "scanline_refused", "Requests refused, by the code of the error.", ["reason"],
+            "scanline_request_seconds",
+            "From a request's headers to the end of its reply.",
+            ["route", "method"],
+            buckets=_WAIT_BUCKETS,
             registry=own,
-        )  # fmt: skip
-        for why in (
-            "queue_full", "scores_full", "uploads_full", "too_many_in_flight", "closing",
+        )
+        self.refused = Counter(
+            "scanline_refused",
+            "Requests refused, by the code of the error.",
+            ["reason"],
+            registry=own,
+        )
+        for code in (
+            "queue_full",
+            "scores_full",
+            "uploads_full",
+            "too_many_in_flight",
+            "closing",
             "invalid_api_key",
-        ):  # fmt: skip
-            self.refused.labels(why)
+        ):
+            self.refused.labels(code)
         self.open_streams = Gauge(
             "scanline_open_streams", "Streams of events being sent.", registry=own
         )
-        self.connections = Gauge(
-            "scanline_connections", "Connections that are taken.", registry=own
-        )
+        self.connections = Gauge("scanline_connections", "Open connections.", registry=own)
         self._work = Gauge(
             "scanline_waiting_work",
-            "Pieces of work that wait for a thread: of scores, uploads, replies, and replies whose "
-            "pixels are enlarged.",
-            ["kind"], registry=own,
-        )  # fmt: skip
+            "Tasks that wait for a thread: scores, uploads, replies, and replies with enlarged "
+            "images.",
+            ["kind"],
+            registry=own,
+        )
         self.connections_closed = Counter(
             "scanline_connections_turned_away",
-            "Connections ended by the server: full, crowded (idle, made room), share (busy, of the "
-            "client with the most, made room), late, unread, left.",
-            ["reason"], registry=own,
-        )  # fmt: skip
-        for why in ("full", "crowded", "share", "late", "unread", "left"):
-            self.connections_closed.labels(why)
+            "Connections closed by the server: full (refused), crowded (idle, closed for a new "
+            "one), share (busy, of the client with the most, closed for a new one), late (request "
+            "took too long), unread (reply not read), left (client disconnected).",
+            ["reason"],
+            registry=own,
+        )
+        for reason in ("full", "crowded", "share", "late", "unread", "left"):
+            self.connections_closed.labels(reason)
         self._registry.register(_Gauges(engines))
-        Info("scanline_build", "What runs.", registry=own).info(
+        Info("scanline_build", "Versions.", registry=own).info(
             {"version": __version__, "python": platform.python_version(), "torch": version("torch")}
         )
         ProcessCollector(registry=own)
 
     def watch_queues(self, **waiting: Callable[[], int]) -> None:
-        """Show at each scrape how much work of each kind waits."""
+        """Show at each scrape how many tasks of each kind wait."""
         for kind, count in waiting.items():
             self._work.labels(kind).set_function(count)
 
     def observer(self, model: str) -> ModelMetrics:
-        """Give the engine of one model somebody to tell."""
+        """Return the observer of one model's engine."""
         return ModelMetrics(self, model)
 
     def decoder_metrics(self) -> list[Metric]:
-        """Give what is a replica's own, where models are drawn by several."""
-        return [metric for metric in self._registry.collect() if metric.name in _DRAWING]
+        """Return the metrics that each replica of a cluster reports by itself."""
+        return [metric for metric in self._registry.collect() if metric.name in _DECODER_METRICS]
 
     def render(self) -> bytes:
-        """Give everything in Prometheus's text format, what is a replica's under its name."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(_Labelled(self._registry, self.replicas))
 
 
 class ModelMetrics:
-    """Hears one engine (``scanline.service.engine.progress.Observer``)."""
+    """Observer (``scanline.service.engine.progress.Observer``) of one engine."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
@@ -139,11 +169,11 @@ class ModelMetrics:
         self._step = metrics.step_seconds.labels(model)
         self._pixels = metrics.pixels.labels(model)
         self._redrawn = metrics.redrawn.labels(model)
-        # Made now, so that a scrape shows zeros rather than nothing.
+        # Created now, so that a scrape shows zeros instead of nothing.
         self._images = {reason: metrics.images.labels(model, reason) for reason in FinishReason}
 
     def add_replicas(self, replicas: ReplicaMetrics) -> None:
-        """Give what is drawn as these replicas count it, under their names."""
+        """Show these replicas' metrics in place of the server's own."""
         self._metrics.replicas.append(replicas)
 
     def admitted(self, waited: float) -> None:
@@ -173,14 +203,14 @@ class ModelMetrics:
 
 
 class _Labelled(Collector):
-    """Another collector's metrics, those of replicas in the place of its own."""
+    """Collector that replaces a server's decoder metrics by those of its replicas."""
 
     def __init__(self, whole: Collector, replicas: Sequence[ReplicaMetrics]) -> None:
         self._whole, self._replicas = whole, replicas
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._whole.collect():
-            if self._replicas and metric.name in _DRAWING:
+            if self._replicas and metric.name in _DECODER_METRICS:
                 metric.samples = [
                     sample._replace(labels={**sample.labels, "replica": replica})
                     for of_model in self._replicas
@@ -193,23 +223,21 @@ class _Labelled(Collector):
 
 
 class _Gauges(Collector):
-    """What engines hold at the moment of a scrape."""
+    """Gauges of engines, read at each scrape."""
 
     def __init__(self, engines: Callable[[], Mapping[str, EngineProtocol]]) -> None:
         self._engines = engines
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield running and waiting images and slots, a model each."""
+        """Yield running and waiting images and slots of each model."""
         running = GaugeMetricFamily(
-            "scanline_running_images", "Images drawn now.", labels=["model"]
+            "scanline_running_images", "Images being drawn.", labels=["model"]
         )
         waiting = GaugeMetricFamily("scanline_waiting_images", "Images waiting.", labels=["model"])
         slots = GaugeMetricFamily(
-            "scanline_slots", "Slots, those kept for small requests among them.", labels=["model"]
+            "scanline_slots", "Slots, including those kept for small requests.", labels=["model"]
         )
-        taken = GaugeMetricFamily(
-            "scanline_slots_in_use", "Slots that have an image.", labels=["model"]
-        )
+        taken = GaugeMetricFamily("scanline_slots_in_use", "Slots with an image.", labels=["model"])
         for name, engine in self._engines().items():
             running.add_metric([name], engine.running)
             taken.add_metric([name], engine.slots_in_use)

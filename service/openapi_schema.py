@@ -1,4 +1,4 @@
-"""The schema at ``/openapi.json``: what this server does, and nothing that it never does."""
+"""Corrections of FastAPI's OpenAPI schema, so that it describes this server exactly."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from scanline.service.api.events import EVENTS
 from scanline.service.http.sse import schema_ref
 from scanline.service.openai.events import EVENTS as OPENAI_EVENTS
 
-_REQUEST_ID = {"description": "Yours, if you sent one.", "schema": {"type": "string"}}
+_REQUEST_ID = {
+    "description": "The request's id: yours, if you sent one.",
+    "schema": {"type": "string"},
+}
 
 
 def customize_openapi(app: FastAPI, has_key: bool, max_images: int) -> None:
-    """Add events, headers and bounds; take out FastAPI's 422, and the key where none is wanted.
+    """Correct the schema at ``/openapi.json``.
 
-    A request may ask for ``max_images``.
+    Adds the models of events, the header ``X-Request-ID`` and the exact limits. Removes FastAPI's
+    422 replies, and the API key if the server requires none.
+
+    Args:
+        app: The application.
+        has_key: Whether the server requires an API key.
+        max_images: The largest ``n`` of a request.
     """
     generate = app.openapi
 
@@ -27,11 +36,11 @@ def customize_openapi(app: FastAPI, has_key: bool, max_images: int) -> None:
             return app.openapi_schema
         schema = generate()
         components = schema.setdefault("components", {})
-        shapes = components.setdefault("schemas", {})
+        models = components.setdefault("schemas", {})
         for name in ("HTTPValidationError", "ValidationError"):
-            shapes.pop(name, None)
-        for name, shape in _events().items():
-            shapes.setdefault(name, shape)
+            models.pop(name, None)
+        for name, model in _event_models().items():
+            models.setdefault(name, model)
         if not has_key:
             components.pop("securitySchemes", None)
         for path in schema["paths"].values():
@@ -44,33 +53,36 @@ def customize_openapi(app: FastAPI, has_key: bool, max_images: int) -> None:
                     operation.pop("security", None)
                 for reply in replies.values():
                     reply["headers"] = reply.get("headers", {}) | {"X-Request-ID": _REQUEST_ID}
-        _bound(schema, max_images)
+        _set_limits(schema, max_images)
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _bound(part: Any, max_images: int) -> None:
-    """Set the largest seed, which FastAPI gives as a float that is one more, and the largest n."""
+def _set_limits(part: Any, max_images: int) -> None:
+    """Set the largest seed and the largest ``n`` in a part of the schema.
+
+    FastAPI writes the largest seed as a float, which is one too large.
+    """
     if isinstance(part, list):
-        for one in part:
-            _bound(one, max_images)
+        for item in part:
+            _set_limits(item, max_images)
     if not isinstance(part, dict):
         return
     if part.get("maximum") == float(MAX_SEED):
         part["maximum"] = MAX_SEED
     properties = part.get("properties")
-    count = properties.get("n") if isinstance(properties, dict) else None
-    for one in (count, *count.get("anyOf", ())) if isinstance(count, dict) else ():
-        if one.get("minimum") == 1:
-            one["maximum"] = max_images
-    for one in part.values():
-        _bound(one, max_images)
+    n = properties.get("n") if isinstance(properties, dict) else None
+    for member in (n, *n.get("anyOf", ())) if isinstance(n, dict) else ():
+        if member.get("minimum") == 1:
+            member["maximum"] = max_images
+    for item in part.values():
+        _set_limits(item, max_images)
 
 
-def _events() -> dict[str, Any]:
+def _event_models() -> dict[str, Any]:
     adapters = {s: TypeAdapter[Any](s) for s in (*EVENTS.values(), *OPENAI_EVENTS.values())}
     inputs = [(shape, "serialization", adapter) for shape, adapter in adapters.items()]
     _, schema = TypeAdapter.json_schemas(inputs, ref_template=schema_ref("{model}"))  # type: ignore[arg-type]
-    shapes: dict[str, Any] = schema["$defs"]
-    return shapes
+    models: dict[str, Any] = schema["$defs"]
+    return models

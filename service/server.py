@@ -1,4 +1,4 @@
-"""One server process, from its settings to its exit."""
+"""Server process, from its settings to its exit."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ from scanline.service.state import AppState, EngineFactory, open_engine
 
 log = logging.getLogger("scanline.server")
 
-OTHER_FILES = 128  # open beside connections and uploads: libraries, checkpoints, refusals
-UPLOAD_BYTES = 2**20  # the least that is kept in a file
-FLUSH_SECONDS = 5  # for the last bytes of open streams, once everything is drawn
+OTHER_FILES = 128  # open files besides connections and uploads: libraries, checkpoints, …
+SPOOLED_BYTES = 2**20  # an upload of at least this size is kept in a temporary file
+FLUSH_SECONDS = 5  # for the last bytes of open streams, once all images are drawn
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn, but SIGTERM drains first: sockets stay open and ``/readyz`` says 503 meanwhile."""
+    """uvicorn server that drains at the first signal.
+
+    Meanwhile its sockets stay open, and ``/readyz`` answers 503.
+    """
 
     def __init__(self, config: uvicorn.Config, app_state: AppState) -> None:
         super().__init__(config)
@@ -45,32 +48,37 @@ class DrainingServer(uvicorn.Server):
         self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first SIGTERM, SIGHUP or Ctrl-C; at the second, cut off what still runs."""
+        """Drain at the first SIGTERM, SIGHUP or Ctrl-C; cancel what still runs at the second."""
         self._signals += 1
         first = self._signals == 1
         seconds = None if first else 0.0
-        within = f"within {self._app_state.settings.drain_seconds:g} s"
-        doing = f"finishing them {within}" if first else "cutting them off"
-        log.info("%s: %s; %s", signal.Signals(sig).name, self._app_state.work_summary, doing)
+        limit = f"{self._app_state.settings.drain_seconds:g} s"
+        action = f"finishing them within {limit}" if first else "cancelling them"
+        log.info("%s: %s; %s", signal.Signals(sig).name, self._app_state.work_summary, action)
         threading.Thread(target=self._drain, args=(seconds,), name="drain", daemon=True).start()
 
     def _drain(self, seconds: float | None) -> None:
         ends = time.monotonic() + (self._app_state.settings.drain_seconds if seconds is None else 0)
         self._app_state.drain(seconds)
-        # The engines are done; replies may still be on their way, and scores are no engine's.
+        # The engines have finished, but replies and scores may still be in progress.
         while self.server_state.tasks and time.monotonic() < ends:
             time.sleep(0.02)
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Stop too where the models could not be opened, or one can draw no more."""
+        """Stop also if the models could not be opened, or an engine cannot draw any more."""
         return self._app_state.fatal_error() is not None or await super().on_tick(counter)
 
 
 def bind_sockets(hosts: list[str], port: int) -> list[socket.socket]:
-    """Open the sockets of addresses, one for each family that a name has.
+    """Open listening sockets for all addresses of the hosts, IPv4 and IPv6.
 
-    Raises ``ValueError`` where none of them is of this machine, or another program has one.
+    Args:
+        hosts: Names or addresses.
+        port: The port; 0 chooses a free one, the same for all addresses.
+
+    Raises:
+        ValueError: If no address belongs to this machine, or another program uses one.
     """
     sockets: list[socket.socket] = []
     reason = "no such address"
@@ -84,21 +92,23 @@ def bind_sockets(hosts: list[str], port: int) -> list[socket.socket]:
             )
         ]
         for family, address in dict.fromkeys(found):
-            # Port 0 takes a free one, the same for all.
-            taken = sockets[0].getsockname()[1] if sockets else port
+            bound_port = sockets[0].getsockname()[1] if sockets else port
             try:
-                place = (address[0], taken, *address[2:])
-                sockets.append(socket.create_server(place, family=family))
+                sockets.append(
+                    socket.create_server((address[0], bound_port, *address[2:]), family=family)
+                )
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
-                reason = os.strerror(error.errno)  # a name may have an address that is not there
+                # A name may have some addresses that this machine has not.
+                reason = os.strerror(error.errno)
     except socket.gaierror as error:
         reason = str(error.strerror)
     except OSError as error:
         reason = os.strerror(error.errno or errno.EIO)
         hint = "choose another port with --port (SCANLINE_PORT)"
-        hint += ", or end what listens there" if error.errno == errno.EADDRINUSE else ""
+        if error.errno == errno.EADDRINUSE:
+            hint += ", or stop the program that listens there"
         while sockets:
             sockets.pop().close()
     if not sockets:
@@ -107,7 +117,13 @@ def bind_sockets(hosts: list[str], port: int) -> list[socket.socket]:
 
 
 def uvicorn_config(app: FastAPI, app_state: AppState, flush: int = FLUSH_SECONDS) -> uvicorn.Config:
-    """Say how uvicorn serves: connections bounded by the settings, logs and headers ours."""
+    """Return uvicorn's configuration, with our connection limits, logs and headers.
+
+    Args:
+        app: The application.
+        app_state: Its state, with settings and metrics.
+        flush: Seconds that open connections have after the shutdown.
+    """
     settings, metrics = app_state.settings, app_state.metrics
     limiter = ConnectionLimiter(
         settings.connection_limits, metrics.connections_closed, metrics.requests, metrics.refused
@@ -117,10 +133,10 @@ def uvicorn_config(app: FastAPI, app_state: AppState, flush: int = FLUSH_SECONDS
         app,
         host=settings.host,
         port=settings.port,
-        http=partial(BoundedHttpProtocol, limiter=limiter),  # type: ignore[arg-type]  # it is called like a class
+        http=partial(BoundedHttpProtocol, limiter=limiter),  # type: ignore[arg-type]  # no class
         ws="none",
         root_path=settings.root_path,
-        timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]  # as any timer
+        timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]  # floats work
         log_config=None,
         access_log=False,
         server_header=False,
@@ -130,27 +146,37 @@ def uvicorn_config(app: FastAPI, app_state: AppState, flush: int = FLUSH_SECONDS
     )
 
 
-def raise_file_limit(wanted: int, upload: int) -> int:
-    """Raise the limit on open files, so far as it may be, and say how many connections it allows.
+def raise_file_limit(connections: int, max_body: int) -> int:
+    """Raise the limit on open files as far as the system allows.
 
-    Where the system has no file left, nobody at all can connect, and nothing can tell them so.
-    ``upload`` is how large a body may be.
+    A process without a free file cannot even refuse a connection.
+
+    Args:
+        connections: The desired limit on connections.
+        max_body: Maximum size of a body in bytes.
+
+    Returns:
+        The limit on connections that the open files allow.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    uploads = MAX_BODY_SHARES * caller_body_bytes(upload) // UPLOAD_BYTES
-    needed = wanted + uploads + OTHER_FILES
+    uploads = MAX_BODY_SHARES * caller_body_bytes(max_body) // SPOOLED_BYTES
+    needed = connections + uploads + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         if soft < needed:
             left = max(soft - OTHER_FILES, 1)
-            wanted = min(wanted, left - min(uploads, left // 2))
-            log.warning("only %d files may be open, so at most %d connections", soft, wanted)
-    return wanted
+            connections = min(connections, left - min(uploads, left // 2))
+            log.warning("only %d files may be open, so at most %d connections", soft, connections)
+    return connections
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM; raises ``ValueError`` on whatever keeps a server from working."""
+    """Serve until SIGTERM.
+
+    Raises:
+        ValueError: If the server cannot work.
+    """
     set_up_logs(settings.log_format, settings.log_level)
     if settings.api_key is None and "SCANLINE_API_KEY" in os.environ:
         log.warning("SCANLINE_API_KEY is empty: anyone may call /v1")
@@ -159,39 +185,38 @@ def serve(settings: Settings) -> None:
     settings.max_connections = raise_file_limit(
         settings.max_connections, max(settings.max_upload, settings.max_json or 0)
     )
-    sockets = bind_sockets(
-        settings.hosts, settings.port
-    )  # before anything is opened, or said to be
+    # Bind first, so that a port in use is reported before models are opened.
+    sockets = bind_sockets(settings.hosts, settings.port)
     hosts = [f"[{host}]" if ":" in host else host for host in settings.hosts]
     port = sockets[0].getsockname()[1]
     log.info("listening on %s", ", ".join(f"http://{host}:{port}" for host in hosts))
-    with contextlib.ExitStack() as open_:
+    with contextlib.ExitStack() as stack:
         for each in sockets:
-            open_.enter_context(each)
-        opening = open_.enter_context(_engine_opener(settings))
+            stack.enter_context(each)
+        opener = stack.enter_context(_engine_opener(settings))
 
         def open_models() -> None:
-            app_state.open(checkpoints, opening)
+            app_state.open(checkpoints, opener)
             tune_interpreter()
-            if app_state.ready:  # what scores need is built now, or the first would wait for it
+            if app_state.ready:  # compile what scores need now, so that no score waits for it
                 threading.Thread(target=library.is_available, name="building", daemon=True).start()
 
         app = create_app(app_state, open_models)
-        process = DrainingServer(uvicorn_config(app, app_state), app_state)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(signal.SIGHUP, process.handle_exit)
-        process.run(sockets)
+        server = DrainingServer(uvicorn_config(app, app_state), app_state)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup sets SIG_IGN
+            signal.signal(signal.SIGHUP, server.handle_exit)
+        server.run(sockets)
     if app_state.ended_early and app_state.failure is None:
         log.info("ended while the models were loading")
         logging.shutdown()
-        os._exit(0)  # an interpreter's end is not safe with a thread inside torch
+        os._exit(0)  # Python cannot exit safely while another thread is inside torch
     if app_state.failure is not None:
         raise ValueError(app_state.failure)
 
 
 @contextlib.contextmanager
 def _engine_opener(settings: Settings) -> Iterator[EngineFactory]:
-    """Say how models are opened: as engines of this process, or as replicas of a cluster."""
+    """Yield the function that opens a model's engine, local or distributed as the settings say."""
     if not settings.cluster:
         yield open_engine
         return
@@ -202,8 +227,8 @@ def _engine_opener(settings: Settings) -> Iterator[EngineFactory]:
     try:
         cluster = RayCluster()
     except (ConnectionError, RuntimeError, TimeoutError) as error:
-        hint = "RAY_ADDRESS says where it is, and RAY_AUTH_MODE=token sends Ray's token if it asks"
-        raise ValueError(f"there is no Ray cluster to draw in: {error}; {hint}") from error
+        hint = "set RAY_ADDRESS to its address, and RAY_AUTH_MODE=token if it requires a token"
+        raise ValueError(f"cannot connect to a Ray cluster: {error}; {hint}") from error
     try:
         yield cluster.open
     finally:

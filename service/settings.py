@@ -1,4 +1,4 @@
-"""Settings, from ``SCANLINE_*`` variables and the command line, checked before anything starts."""
+"""Settings of a server, from ``SCANLINE_*`` variables and the command line."""
 
 from __future__ import annotations
 
@@ -16,110 +16,109 @@ from scanline.model.checkpoint import SHIPPED_WEIGHTS
 from scanline.service.engine.queue import QueueLimits
 from scanline.service.http.protocol.connection_limiter import ConnectionLimits
 
-# Read elsewhere: where data sets are, and how the native decoder is built and kept.
+# Variables that other modules read: the data sets' folder, and the native decoder's build.
 OTHER_VARIABLES = ("data_dir", "cache", "cxxflags")
-# Kubernetes tells every pod of a service named scanline, or scanline-…, where it is.
+# Variables that Kubernetes sets in every pod if a service is named scanline or scanline-….
 _SERVICE_LINK = re.compile(
     r"(\w+_)?(service_host|service_port(_\w+)?|port_\d+_(tcp|udp)(_(proto|port|addr))?)"
 )
-# As Content-Security-Policy has them, in whose header they stand: ASCII, and nothing that ends one.
-_ANCESTOR = re.compile(r"'(self|none)'|[^\x00-\x20;,'\x7f-\U0010ffff]+")
-# What browsers send: a scheme, a host and a port, and nothing behind them.
+# A source of a Content-Security-Policy: ASCII without separators.
+_FRAME_ANCESTOR = re.compile(r"'(self|none)'|[^\x00-\x20;,'\x7f-\U0010ffff]+")
+# An origin as browsers send it: scheme, host and port only.
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
-_OF_A_CLUSTER = {
+_CLUSTER_SETTINGS = {
     "min_replicas", "max_replicas", "max_replicas_per_node", "replica_images", "replica_cpus",
     "replica_gpus", "scale_up_seconds", "scale_down_seconds",
 }  # fmt: skip
 
 
-def _is_link(value: object) -> bool:
+def _is_service_link(value: object) -> bool:
     return isinstance(value, str) and value.startswith(("tcp://", "udp://"))
 
 
 class Settings(BaseSettings):
-    """How a server runs; every field is an environment variable ``SCANLINE_<FIELD>`` too."""
+    """Settings of a server. Each field is also an environment variable ``SCANLINE_<FIELD>``."""
 
     model_config = SettingsConfigDict(env_prefix="SCANLINE_", extra="forbid")
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     root_path: Annotated[
-        str, Field(description="Path below which a proxy serves this, and which it takes away.")
+        str, Field(description="Path prefix that a proxy removes before it forwards a request.")
     ] = ""
-    weights: Annotated[Path, Field(description="Folder of checkpoints, each a model.")] = (
+    weights: Annotated[Path, Field(description="Folder of checkpoints, one per model.")] = (
         SHIPPED_WEIGHTS
     )
     models: Annotated[
         tuple[str, ...],
         NoDecode,
-        Field(
-            description="Serve these models only, the first being the default (comma-separated)."
-        ),
+        Field(description="Serve only these models, the default first (comma-separated)."),
     ] = ()
     backend: Literal["auto", "reference", "native", "triton"] = "auto"
-    slots: Annotated[int, Field(ge=1, le=65536, description="Images drawn at once, a model.")] = 64
+    slots: Annotated[int, Field(ge=1, le=65536, description="Images drawn at once per model.")] = 64
     threads: Annotated[
-        int | None, Field(ge=1, description="CPU threads a model uses; all cores if left out.")
+        int | None, Field(ge=1, description="CPU threads per model; default: all cores.")
     ] = None
-    max_images: Annotated[int, Field(ge=1, description="Images one request may ask for.")] = 256
-    max_waiting: Annotated[int, Field(ge=1, description="Images that may wait, a model.")] = 4096
-    max_upload: Annotated[int, Field(ge=1024, description="Bytes of a form, pictures and all.")] = (
-        10_000_000
-    )
+    max_images: Annotated[int, Field(ge=1, description="Maximum images per request.")] = 256
+    max_waiting: Annotated[int, Field(ge=1, description="Maximum waiting images per model.")] = 4096
+    max_upload: Annotated[
+        int, Field(ge=1024, description="Maximum bytes of a form with its files.")
+    ] = 10_000_000
     max_json: Annotated[
         int | None,
         Field(
             ge=1024,
-            description="Bytes of a body that is no form; if left out, 64 KiB and what the values "
-            "of the largest model take.",
+            description="Maximum bytes of a body that is not a form; default: 64 KiB, and 6 bytes "
+            "for each value of the largest model's image.",
         ),
     ] = None
     max_headers: Annotated[
-        int, Field(ge=1024, description="Bytes of a request's first line and headers.")
+        int, Field(ge=1024, description="Maximum bytes of a request's first line and headers.")
     ] = 32_768
-    max_connections: Annotated[int, Field(ge=1, description="Clients connected at once.")] = 2000
+    max_connections: Annotated[int, Field(ge=1, description="Maximum connections.")] = 2000
     header_seconds: Annotated[
-        float, Field(gt=0, description="A request's headers must have come within this time.")
+        float, Field(gt=0, description="Timeout for a request's headers.")
     ] = 10.0
-    body_seconds: Annotated[float, Field(gt=0, description="And its body within this.")] = 60.0
+    body_seconds: Annotated[float, Field(gt=0, description="Timeout for a request's body.")] = 60.0
     send_seconds: Annotated[
-        float, Field(gt=0, description="A client that reads nothing for this long is cut off.")
+        float, Field(gt=0, description="Timeout of a client that does not read its reply.")
     ] = 30.0
     keep_alive_seconds: Annotated[
-        float, Field(gt=0, description="A connection may be idle between requests for this long.")
-    ] = 65.0  # longer than load balancers are, or they would send into a closing connection
+        float, Field(gt=0, description="Timeout of a connection between requests.")
+    ] = 65.0  # longer than load balancers' own, which would otherwise use a closing connection
     keep_finished: Annotated[
-        int, Field(ge=0, description="Finished images kept for replay, a model.")
+        int, Field(ge=0, description="Finished images kept for replay per model.")
     ] = 4096
-    keep_seconds: Annotated[float, Field(ge=0)] = 300.0
+    keep_seconds: Annotated[
+        float, Field(ge=0, description="Time for which finished images are kept.")
+    ] = 300.0
     grace_seconds: Annotated[
-        float, Field(ge=0, description="A dropped stream may be resumed for this long.")
+        float, Field(ge=0, description="Time in which a dropped stream may be resumed.")
     ] = 5.0
     drain_seconds: Annotated[
         float,
-        Field(ge=0, le=86_400, description="What runs may take so long to finish after SIGTERM."),
+        Field(ge=0, le=86_400, description="Time for running images to finish after SIGTERM."),
     ] = 30.0
     api_key: Annotated[
         SecretStr | None,
         Field(
-            description="If set, /v1 wants it, or one of several (comma-separated), as a bearer "
-            "token."
+            description="Bearer token that /v1 requires; several may be given (comma-separated)."
         ),
     ] = None
     max_images_per_caller: Annotated[
         int | None,
         Field(
             ge=1,
-            description="Images that one API key, or without keys one address, may have "
-            "waiting or drawn at once.",
+            description="Maximum waiting and running images per API key, or per client address "
+            "without keys.",
         ),
     ] = None
     trusted_proxies: Annotated[
         tuple[str, ...],
         NoDecode,
         Field(
-            description="Addresses or networks of proxies whose X-Forwarded-For is believed "
+            description="Addresses or networks of proxies whose X-Forwarded-For is trusted "
             "(comma-separated; * for any)."
         ),
     ] = ()
@@ -131,67 +130,76 @@ class Settings(BaseSettings):
     frame_ancestors: Annotated[
         tuple[str, ...],
         NoDecode,
-        Field(description="Origins whose pages may show this one in a frame (comma-separated)."),
+        Field(description="Origins whose pages may embed the page in a frame (comma-separated)."),
     ] = ()
     cluster: Annotated[
         bool,
-        Field(description="Draw on replicas in the Ray cluster of RAY_ADDRESS, or one begun here."),
+        Field(
+            description="Draw on replicas in the Ray cluster at RAY_ADDRESS, or in a new local one."
+        ),
     ] = False
-    min_replicas: Annotated[int, Field(ge=1, description="Of each model, in a cluster.")] = 1
-    max_replicas: Annotated[int, Field(ge=1, description="Of each model, in a cluster.")] = 1
+    min_replicas: Annotated[int, Field(ge=1, description="Minimum replicas per model.")] = 1
+    max_replicas: Annotated[int, Field(ge=1, description="Maximum replicas per model.")] = 1
     max_replicas_per_node: Annotated[
         int | None,
-        Field(ge=1, le=100, description="Of each model, on one machine; any number if left out."),
+        Field(
+            ge=1, le=100, description="Maximum replicas per model and machine; default: any number."
+        ),
     ] = None
     replica_images: Annotated[
         int | None,
         Field(
             ge=1,
-            description="Images, waiting and running, for which another replica is begun; its "
-            "slots if left out.",
+            description="Waiting and running images per replica, above which another replica is "
+            "started; default: its slots.",
         ),
     ] = None
     replica_cpus: Annotated[
-        float, Field(gt=0, description="CPU cores of a replica; its threads, if it has no GPU.")
+        float, Field(gt=0, description="CPU cores per replica, and its threads if it has no GPU.")
     ] = 1.0
-    replica_gpus: Annotated[float, Field(ge=0, description="GPUs of a replica, or a share.")] = 0.0
+    replica_gpus: Annotated[
+        float, Field(ge=0, description="GPUs per replica; fractions share one.")
+    ] = 0.0
     scale_up_seconds: Annotated[
-        float, Field(ge=0, description="So long more replicas are wanted before they are begun.")
+        float, Field(ge=0, description="Delay before more replicas are started.")
     ] = 5.0
     scale_down_seconds: Annotated[
-        float, Field(ge=0, description="So long fewer are wanted before some are ended.")
+        float, Field(ge=0, description="Delay before idle replicas are stopped.")
     ] = 60.0
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="before")
     @classmethod
-    def _none_misspelt(cls, values: object) -> object:
+    def _reject_unknown_variables(cls, values: object) -> object:
         known = [*cls.model_fields, *OTHER_VARIABLES]
         for variable, value in os.environ.items():
             name = variable.upper().removeprefix("SCANLINE_").lower()
-            link = _SERVICE_LINK.fullmatch(name) or (name.endswith("_port") and _is_link(value))
-            if variable.lower() == name or name in known or link:
+            is_link = _SERVICE_LINK.fullmatch(name) or (
+                name.endswith("_port") and _is_service_link(value)
+            )
+            if variable.lower() == name or name in known or is_link:
                 continue
             near = difflib.get_close_matches(name, known, 1)
             hint = (
                 f"did you mean SCANLINE_{near[0].upper()}?"
                 if near
-                else "docs/operations.md lists those there are"
+                else "docs/operations.md lists all settings"
             )
-            raise ValueError(f"{variable.upper()} is no setting; {hint}")
+            raise ValueError(f"{variable.upper()} is not a setting; {hint}")
         return values
 
     @field_validator("port", mode="before")
     @classmethod
-    def _not_a_link(cls, value: object) -> object:
-        return cls.model_fields["port"].default if _is_link(value) else value
+    def _ignore_service_link(cls, value: object) -> object:
+        return cls.model_fields["port"].default if _is_service_link(value) else value
 
     @field_validator("weights", mode="before")
     @classmethod
-    def _named(cls, value: object) -> object:
+    def _not_empty(cls, value: object) -> object:
         if value == "":
-            raise ValueError("is empty: name a folder, or unset it")  # it would be this one
+            # An empty path would be the current folder.
+            raise ValueError("is empty: name a folder, or unset it")
         return value
 
     @field_validator("models", "cors_origins", "frame_ancestors", "trusted_proxies", mode="before")
@@ -203,67 +211,66 @@ class Settings(BaseSettings):
 
     @field_validator("root_path")
     @classmethod
-    def _path(cls, value: str) -> str:
+    def _normalize_root_path(cls, value: str) -> str:
         path = value.rstrip("/")
         if path and not _PATH.fullmatch(path):
-            raise ValueError(f"{value!r} is no path, as /pictures is")
+            raise ValueError(f"{value!r} is not a path such as /pictures")
         return path
 
     @field_validator("cors_origins", "frame_ancestors")
     @classmethod
-    def _origins(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        known = _ORIGIN if info.field_name == "cors_origins" else _ANCESTOR
+    def _check_origins(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        pattern = _ORIGIN if info.field_name == "cors_origins" else _FRAME_ANCESTOR
         for one in value:
-            if not known.fullmatch(one):
-                raise ValueError(f"{one!r} is no origin, as https://pages.example:8443 is, or *")
+            if not pattern.fullmatch(one):
+                raise ValueError(
+                    f"{one!r} is not * or an origin such as https://pages.example:8443"
+                )
         return value
 
     @field_validator("api_key")
     @classmethod
     def _not_blank(cls, value: SecretStr | None) -> SecretStr | None:
-        # Compose passes an unset variable on as an empty one; blanks are a mistake.
+        # Docker Compose passes on an unset variable as an empty one. A blank key is a mistake.
         if value is None or not value.get_secret_value():
             return None
         if not all(key.strip() for key in value.get_secret_value().split(",")):
-            raise ValueError("is blank, or one of several is: unset it, or give a key")
+            raise ValueError("contains a blank key: unset it, or give a key")
         return value
 
     @field_validator("trusted_proxies")
     @classmethod
-    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for one in value:
             if one != "*":
                 ip_network(one)
-        return ("*",) if "*" in value else value  # which uvicorn takes alone
+        return ("*",) if "*" in value else value  # uvicorn accepts "*" only alone
 
     @model_validator(mode="after")
-    def _room_for_one(self) -> Settings:
+    def _fit_largest_request(self) -> Settings:
         if self.max_waiting < self.max_images:
             raise ValueError(
                 f"max_waiting {self.max_waiting} must be at least max_images {self.max_images}, "
-                "or the largest request allowed could never be queued"
+                "so that the largest allowed request fits the queue"
             )
         if self.max_images_per_caller is not None and self.max_images_per_caller < self.max_images:
             raise ValueError(
                 f"max_images_per_caller {self.max_images_per_caller} must be at least max_images "
-                f"{self.max_images}, or the largest request allowed would always be refused"
+                f"{self.max_images}, so that the largest allowed request is not always refused"
             )
         if 0 < self.keep_finished < self.max_images:
             raise ValueError(
                 f"keep_finished {self.keep_finished} must be at least max_images "
-                f"{self.max_images}, or the largest request allowed could never be read again; 0 "
-                "keeps none"
+                f"{self.max_images}, or 0, so that the largest allowed request can be read again"
             )
         return self
 
     @model_validator(mode="after")
-    def _replicas_of_a_cluster(self) -> Settings:
-        alone = sorted(_OF_A_CLUSTER & self.model_fields_set)
+    def _check_cluster_settings(self) -> Settings:
+        alone = sorted(_CLUSTER_SETTINGS & self.model_fields_set)
         if alone and not self.cluster:
             names = ", ".join(f"SCANLINE_{name.upper()}" for name in alone)
-            raise ValueError(
-                f"{names}: only with SCANLINE_CLUSTER=true (--cluster), which draws on replicas"
-            )
+            raise ValueError(f"{names}: allowed only with SCANLINE_CLUSTER=true (--cluster)")
         if self.max_replicas < self.min_replicas:
             raise ValueError(
                 f"max_replicas {self.max_replicas} must be at least min_replicas "
@@ -273,18 +280,18 @@ class Settings(BaseSettings):
 
     @property
     def hosts(self) -> list[str]:
-        """The addresses to listen on."""
+        """Addresses to listen on."""
         return [host.strip() for host in self.host.split(",") if host.strip()]
 
     @property
     def api_keys(self) -> list[str]:
-        """The keys, any of which is taken; none where none is wanted."""
+        """The valid API keys; none if no key is required."""
         keys = "" if self.api_key is None else self.api_key.get_secret_value()
         return [key.strip() for key in keys.split(",")] if keys else []
 
     @property
     def connection_limits(self) -> ConnectionLimits:
-        """The connections' share of the settings."""
+        """Limits of connections."""
         return ConnectionLimits(
             header_bytes=self.max_headers,
             header_seconds=self.header_seconds,
@@ -294,8 +301,8 @@ class Settings(BaseSettings):
         )
 
     @property
-    def limits(self) -> QueueLimits:
-        """The engine's share of the settings."""
+    def queue_limits(self) -> QueueLimits:
+        """Limits of each engine's queue."""
         return QueueLimits(
             max_waiting=self.max_waiting,
             keep_finished=self.keep_finished,

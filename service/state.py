@@ -1,4 +1,4 @@
-"""The running server: its models, and its state from loading to drained."""
+"""State of the server: its models, pools and metrics, from loading to drained."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from scanline.service.settings import Settings
 
 log = logging.getLogger("scanline.server")
 
-SPARE_SLOTS = 64  # at most, for small requests while large ones have all the others
-JSON_BYTES = 65_536  # of a body that is no form, beside the values of a picture in it
-VALUE_BYTES = 6  # of a picture's value in JSON, with a comma and a blank or two
-LARGE = 2**18  # pixels of an image that takes tens of milliseconds to encode
+MAX_SPARE_SLOTS = 64  # for small requests while large ones occupy all other slots
+JSON_BYTES = 65_536  # of a JSON body, besides the values of an image in it
+VALUE_BYTES = 6  # of one value of an image in JSON, with a comma and one or two blanks
+LARGE_IMAGE = 2**18  # pixels; a larger image takes tens of milliseconds to encode
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, the engine that draws with it, and when that was opened, in seconds since 1970."""
+    """A model, its engine, and when it was opened, in seconds since 1970."""
 
     engine: EngineProtocol
     checkpoint: Checkpoint
     created: int
 
     def __post_init__(self) -> None:
-        """Read the weights now: they take tens of milliseconds, which no request should wait."""
+        """Compute the digest of the weights now, because it takes tens of milliseconds."""
         _ = self.checkpoint.digest
 
     @property
     def fingerprint(self) -> str:
-        """What a drawing of it depends on beside the request: weights, program and machine.
+        """Everything that an image depends on besides the request: program, machine and weights.
 
-        A cluster's replicas, and with them the kind of machine, may be others later.
+        A cluster's replicas, and so the kind of machine, may change later.
         """
         return f"{__version__} {self.engine.variant} {self.checkpoint.digest}"
 
@@ -57,49 +57,58 @@ EngineFactory = Callable[[Checkpoint, Settings, ModelMetrics], EngineProtocol]
 
 
 def spare_slots(slots: int) -> int:
-    """Count the spare slots beside so many."""
-    return min(slots, SPARE_SLOTS)
+    """Return the number of spare slots that are added to ``slots``."""
+    return min(slots, MAX_SPARE_SLOTS)
 
 
-def _fitting(most: int) -> int:
-    """Give how many slots are no more than ``most`` together with their spare ones."""
-    return max(most - SPARE_SLOTS, most // 2)
+def _fitting_slots(total: int) -> int:
+    """Return the most slots that, with their spare slots, are no more than ``total``."""
+    return max(total - MAX_SPARE_SLOTS, total // 2)
 
 
 def open_engine(
     checkpoint: Checkpoint, settings: Settings, observer: Observer | None = None
 ) -> Engine:
-    """Open a checkpoint's decoder and start its engine; raises ``BackendError``."""
+    """Open a checkpoint's decoder and start its engine.
+
+    Raises:
+        BackendError: If the backend cannot run the model, or lacks memory for the slots.
+    """
     spare = spare_slots(settings.slots)
-    log.info("opening %s", checkpoint.name)  # of which what follows is said
+    log.info("opening %s", checkpoint.name)  # the log lines that follow are about this model
     try:
         decoder = create_decoder(
             checkpoint.model, settings.slots + spare, settings.backend, settings.threads,
             checkpoint.native_precision,
         )  # fmt: skip
     except InsufficientMemoryError as error:
-        fit = _fitting(error.max_slots)
+        fit = _fitting_slots(error.max_slots)
         raise BackendError(f"{error}; set SCANLINE_SLOTS to {fit}" if fit else error) from None
-    engine = Engine(checkpoint.name, decoder, settings.limits, observer, spare=spare)
+    engine = Engine(checkpoint.name, decoder, settings.queue_limits, observer, spare=spare)
     engine.start()
     return engine
 
 
-def _check_guided(name: str, loaded: LoadedModel) -> None:
-    """Raise ``BackendError`` where a model's own guidance needs more slots than there are."""
+def _check_guidance(name: str, loaded: LoadedModel) -> None:
+    """Raise ``BackendError`` if a model's default guidance needs more slots than there are."""
     guidance = loaded.checkpoint.defaults.guidance
     if guidance != 1 and loaded.engine.max_slots_per_image < 2:
         raise BackendError(
-            f"{name} draws an image of a class in two slots (guidance {guidance:g}) and has one: "
-            "set SCANLINE_SLOTS to 2 or more"
+            f"{name} uses two slots per image (its default guidance is {guidance:g}), but there "
+            "is one: set SCANLINE_SLOTS to 2 or more"
         )
 
 
 class AppState:
-    """All that the routes share: settings, models, metrics, and whether to take work.
+    """State that all routes share.
 
-    ``failure`` says why loading ended without models; the process then stops with it.
-    ``ended_early`` says that the server ended before either, ``draining`` that it is told to end.
+    Attributes:
+        settings: The settings.
+        models: The models by name, the default first.
+        ready: Whether requests are accepted.
+        draining: Whether the server is shutting down.
+        failure: Why the server cannot work; its process then ends with this error.
+        ended_early: Whether the server ended while the models were loading.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -107,17 +116,15 @@ class AppState:
         self.models: dict[str, LoadedModel] = {}
         self.ready = self.ended_early = False
         self.failure: str | None = None
-        self._turning = threading.Lock()  # what follows, ``ready`` and ``models``
+        self._lock = threading.Lock()  # of ``draining``, ``ready`` and ``models``
         self.draining = False
-        self.score_pool = FairThreadPool(
-            1, 32, code="scores_full"
-        )  # likelihoods, beside the engines
-        # Uploads, each some 50 MB while it is decoded; half the cores at most, for others draw.
-        self.upload_pool = FairThreadPool(
-            max(1, min(4, usable_cores() // 2)), 128, code="uploads_full"
-        )
-        self.encode_pool = FairThreadPool(2)  # replies
-        self.large_encode_pool = FairThreadPool(1)  # images of replies, pixels made larger
+        # Likelihoods, which are computed without the engines.
+        self.score_pool = FairThreadPool(1, 32, code="scores_full")
+        # Decoding an upload takes some 50 MB. Half of the cores are left for drawing.
+        readers = max(1, min(4, usable_cores() // 2))
+        self.upload_pool = FairThreadPool(readers, 128, code="uploads_full")
+        self.encode_pool = FairThreadPool(2)
+        self.large_encode_pool = FairThreadPool(1)  # for replies with enlarged images
         self.idempotency = IdempotencyStore()
         self.in_flight = InFlightLimiter(settings.max_images_per_caller)
         self.metrics = Metrics(lambda: {name: m.engine for name, m in self.models.items()})
@@ -129,20 +136,27 @@ class AppState:
 
     @property
     def max_json(self) -> int:
-        """Give how many bytes a body may have that is no form."""
+        """Maximum size in bytes of a body that is not a form."""
         if self.settings.max_json is not None:
             return self.settings.max_json
         values = (loaded.engine.config.values for loaded in self.models.values())
         return JSON_BYTES + VALUE_BYTES * max(values, default=0)
 
     def encode_pool_for(self, pixels: int) -> FairThreadPool:
-        """Give the threads that write an image of so many pixels."""
-        return self.large_encode_pool if pixels > LARGE else self.encode_pool
+        """Return the pool that encodes images of this many pixels."""
+        return self.large_encode_pool if pixels > LARGE_IMAGE else self.encode_pool
 
     def open(self, checkpoints: Sequence[Checkpoint], opener: EngineFactory = open_engine) -> None:
-        """Open the workshop of each checkpoint, by default an engine; slow where it compiles."""
+        """Open an engine for each checkpoint, which may compile for minutes.
+
+        If one cannot be opened, all are closed and ``failure`` says why.
+
+        Args:
+            checkpoints: The models, the default first.
+            opener: Function that opens the engine of one of them.
+        """
         opened: dict[str, LoadedModel] = {}
-        room = slot_memory_budget()
+        budget = slot_memory_budget()
         try:
             for checkpoint in checkpoints:
                 name = checkpoint.name
@@ -151,56 +165,62 @@ class AppState:
                     checkpoint,
                     int(time.time()),
                 )
-                _check_guided(name, opened[name])
-                # Each alone found the room there, for none has used its slots yet.
-                self._check_together(opened, room)
+                _check_guidance(name, opened[name])
+                # Each engine by itself found enough memory, because slots use it only later.
+                self._check_memory(opened, budget)
         except (BackendError, ValueError) as error:
             self.failure = str(error)
-        except Exception as error:  # no bug may leave a server that loads for ever
+        except Exception as error:  # otherwise the server would stay in loading for ever
             log.exception("opening the models failed")
             self.failure = f"the models cannot be opened: {error}"
         if self.failure is not None:
             for loaded in opened.values():
                 loaded.engine.close(0.0)
             return
-        with self._turning:
-            if self.draining:  # told to end while it loaded
+        with self._lock:
+            if self.draining:  # the shutdown began while the models were loading
                 for loaded in opened.values():
                     loaded.engine.close(0.0)
-            self.models = opened  # all at once: nobody is told that one to come is not there
+            # All at once, so that no client is told that a model does not exist.
+            self.models = opened
             self.ready = not self.draining
         if self.ready:
             log.info("ready: %s", ", ".join(self.models))
 
-    def _check_together(self, opened: dict[str, LoadedModel], room: int) -> None:
-        """Raise ``BackendError`` where their slots come to take more than ``room`` bytes."""
-        taken = sum(loaded.engine.memory for loaded in opened.values())
-        if taken > room:
+    def _check_memory(self, opened: dict[str, LoadedModel], budget: int) -> None:
+        """Raise ``BackendError`` if the slots of all models need more than ``budget`` bytes."""
+        needed = sum(loaded.engine.memory for loaded in opened.values())
+        if needed > budget:
             slots = self.settings.slots + spare_slots(self.settings.slots)
-            fit = _fitting(slots * room // taken)
-            how = f"set SCANLINE_SLOTS to {fit}, or " if fit else ""
+            fit = _fitting_slots(slots * budget // needed)
+            hint = f"set SCANLINE_SLOTS to {fit}, or " if fit else ""
             raise BackendError(
-                f"the slots of {' and '.join(opened)} take {taken / 1e9:.3g} GB together, and "
-                f"{room / 1e9:.3g} GB are there for them: {how}serve fewer models"
+                f"the slots of {' and '.join(opened)} need {needed / 1e9:.3g} GB together, but "
+                f"{budget / 1e9:.3g} GB are free for them: {hint}serve fewer models"
             )
 
     def fatal_error(self) -> str | None:
-        """Say why its process is to end, if it is: no models, or one that can draw no more."""
+        """Return why the process must end: no models, or an engine that cannot draw any more."""
         for name, loaded in self.models.items():
             if self.ready and loaded.engine.broken:
-                self.failure = f"{name} can draw no more (see the log): start the server again"
+                self.failure = f"{name} cannot draw any more (see the log): start the server again"
         return self.failure
 
     @property
     def work_summary(self) -> str:
-        """Count the images that run and wait, in words."""
+        """Number of running and waiting images, for the log."""
         engines = [loaded.engine for loaded in self.models.values()]
         running = sum(engine.running for engine in engines)
-        return f"{running} images run, {sum(one.queue.waiting for one in engines)} wait"
+        waiting = sum(engine.queue.waiting for engine in engines)
+        return f"{running} images running, {waiting} waiting"
 
     def drain(self, seconds: float | None = None) -> None:
-        """Take no more work, let what runs finish within the drain time, and end the rest."""
-        with self._turning:
+        """Refuse new work, let running images finish, and end the rest.
+
+        Args:
+            seconds: Time for the running images, by default the setting ``drain_seconds``.
+        """
+        with self._lock:
             self.draining, self.ready = True, False
             models = list(self.models.values())
         seconds = self.settings.drain_seconds if seconds is None else seconds

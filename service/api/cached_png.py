@@ -21,10 +21,11 @@ from scanline.service.api.dependencies import (
 from scanline.service.api.requests import SampleQuery
 from scanline.service.api.specs import build_spec
 from scanline.service.api.submission import submit_generation
+from scanline.service.api.waiting import wait_for_result
 from scanline.service.engine.generation import GenerationSpec
 from scanline.service.engine.idempotency import RequestKey, fingerprint
-from scanline.service.http.errors import error_responses
-from scanline.service.http.waiting import incomplete_error, wait_for_result, watch_client
+from scanline.service.errors import error_responses, incomplete_error
+from scanline.service.http.disconnect import watch_client
 from scanline.service.images import to_png
 from scanline.service.state import AppState, LoadedModel
 

@@ -23,7 +23,10 @@ from scanline.service.api.replies import (
     label_name,
 )
 from scanline.service.api.requests import Granularity, Output
+from scanline.service.api.waiting import wait_for_change, wait_until_finished
 from scanline.service.engine.generation import FinishReason, Generation, Image, Status
+from scanline.service.errors import generation_error
+from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.errors import ErrorReply
 from scanline.service.http.sse import (
     KEEP_ALIVE_COMMENT,
@@ -34,12 +37,6 @@ from scanline.service.http.sse import (
     stream_schema,
 )
 from scanline.service.http.thread_pool import FairThreadPool
-from scanline.service.http.waiting import (
-    WaitingClient,
-    generation_error,
-    wait_for_change,
-    wait_until_finished,
-)
 
 WAITING_SECONDS = 2.0  # between two `waiting` events
 PIXELS_PER_EVENT = 4096  # at most, rounded down to whole rows

@@ -17,6 +17,13 @@ from scanline.service.api.dependencies import (
     find_model_with_capacity,
 )
 from scanline.service.api.events import EVENT_STREAM, stream_events
+from scanline.service.api.media import (
+    GENERATION_HEADERS,
+    MEDIA_TYPES,
+    MediaType,
+    generation_headers,
+    negotiate_media_type,
+)
 from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
 from scanline.service.api.requests import (
     CompletionForm,
@@ -32,27 +39,16 @@ from scanline.service.api.submission import (
     request_key,
     submit_generation,
 )
+from scanline.service.api.waiting import wait_for_result, wait_until_finished
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.idempotency import RequestKey
 from scanline.service.engine.protocol import EngineProtocol
+from scanline.service.errors import error_responses, incomplete_error
 from scanline.service.http.bodies import unique_form_fields
-from scanline.service.http.errors import RETRY_SOON, ApiError, error_responses
-from scanline.service.http.negotiation import (
-    GENERATION_HEADERS,
-    MEDIA_TYPES,
-    MediaType,
-    generation_headers,
-    json_response,
-    negotiate_media_type,
-)
+from scanline.service.http.disconnect import WaitingClient, watch_client
+from scanline.service.http.errors import RETRY_SOON, ApiError
+from scanline.service.http.responses import json_response
 from scanline.service.http.sse import stream_response
-from scanline.service.http.waiting import (
-    WaitingClient,
-    incomplete_error,
-    wait_for_result,
-    wait_until_finished,
-    watch_client,
-)
 from scanline.service.images import read_masked_image, to_grid, to_npy, to_png, to_zip
 from scanline.service.state import AppState, LoadedModel
 
@@ -343,4 +339,10 @@ def _stream(
             estimate_wait=lambda: engine.queue.estimate_wait(generation),
         )
 
-    return stream_response(request, engine, generation, events, app_state.stream_pacer)
+    return stream_response(
+        request,
+        events,
+        app_state.stream_pacer,
+        engine.queue.reading(generation),
+        generation_headers(generation),
+    )

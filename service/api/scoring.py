@@ -16,10 +16,11 @@ from scanline.service.api.replies import DistributionReply, Score, ScoreReply
 from scanline.service.api.requests import DistributionRequest, ScoreForm
 from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.engine.queue import CLOSED_MESSAGE, ClosedError
+from scanline.service.errors import error_responses
 from scanline.service.http.bodies import unique_form_fields
-from scanline.service.http.errors import ApiError, error_responses
-from scanline.service.http.negotiation import json_response
-from scanline.service.http.waiting import watch_client
+from scanline.service.http.disconnect import watch_client
+from scanline.service.http.errors import ApiError
+from scanline.service.http.responses import json_response
 from scanline.service.images import read_image
 from scanline.service.state import AppState, LoadedModel
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Header, Request
 
-from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
 from scanline.service.engine.idempotency import RequestKey, fingerprint
 from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.engine.queue import Queue
@@ -98,5 +99,21 @@ def submit_generation(
         generation = app_state.idempotency.get_or_submit(key, submit, caller)
         if detached and not generation.detached:  # its first request did not ask for background
             engine.queue.detach(generation)
-    request.state.generation = generation  # for the access log
+    request.state.log_fields = partial(_log_fields, generation)
     return generation
+
+
+def _log_fields(generation: Generation) -> dict[str, object]:
+    """Return a generation's fields of the access log.
+
+    Its outcome is the images' finish reason, "partial" if they differ, or the status of a
+    generation that is not finished when its reader leaves.
+    """
+    reasons = {image.finish_reason or FinishReason.ERROR for image in generation.images}
+    outcome = reasons.pop() if len(reasons) == 1 else "partial"
+    return {
+        "generation": generation.id,
+        "model": generation.model,
+        "n": generation.spec.n,
+        "outcome": str(outcome if generation.finished else generation.status),
+    }

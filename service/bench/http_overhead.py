@@ -138,7 +138,7 @@ def _serving(network: LinearTransformer, decoder: Decoder, spare: int) -> Iterat
     engine = Engine(
         checkpoint.name,
         decoder,
-        settings.limits,
+        settings.queue_limits,
         app_state.metrics.observer(checkpoint.name),
         spare=spare,
     )

@@ -49,7 +49,7 @@ def connect_engine(
     """Start an engine for a deployment, and wait up to 30 s for the first replica's report."""
     replicas, config = RayReplicaClient(handle), checkpoint.model.config
     engine = DistributedEngine(
-        checkpoint.name, config, replicas, settings.slots, settings.limits, metrics
+        checkpoint.name, config, replicas, settings.slots, settings.queue_limits, metrics
     )
     metrics.add_replicas(engine.metrics)
     engine.start()

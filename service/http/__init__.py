@@ -1,1 +1,1 @@
-"""HTTP as every route speaks it."""
+"""HTTP infrastructure that every route shares."""

@@ -1,31 +1,35 @@
-"""Clients' addresses, and whose they are."""
+"""Client addresses, and the networks that count as one client."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 
-_INTERFACE = re.compile(r"[A-Za-z0-9_.-]{0,15}")  # of IPv6's addresses of a link
+_ZONE = re.compile(r"[A-Za-z0-9_.-]{0,15}")  # zone (interface) of an IPv6 link-local address
 
 
 def client_address(client: str) -> str:
-    """Give a client's address; none for what is no address, as what it may have sent itself."""
-    address, _, interface = client.partition("%")
+    """Return a client's IP address, or "" if the text is none.
+
+    A client may write any text into ``X-Forwarded-For``.
+    """
+    address, _, zone = client.partition("%")
     try:
         ipaddress.ip_address(address)
     except ValueError:
         return ""
-    return client if _INTERFACE.fullmatch(interface) else address
+    return client if _ZONE.fullmatch(zone) else address
 
 
 def client_network(address: str) -> str:
-    """Give whose an address is: itself, or IPv6's network of 64 bits, of which one has all.
+    """Return the network that counts as one client.
 
-    IPv4's written as IPv6's, as some proxies do, is the same.
+    It is an IPv4 address itself, but the /64 network of an IPv6 address, because one client usually
+    owns all of it. An IPv4-mapped IPv6 address, which some proxies write, is the IPv4 address.
     """
-    if not address:  # a socket of the file system has none
+    if not address:  # a Unix domain socket has none
         return address
-    known = ipaddress.ip_address(address.partition("%")[0])
-    if known.version == 4 or known.ipv4_mapped:
-        return str(known if known.version == 4 else known.ipv4_mapped)
-    return str(ipaddress.ip_network((known, 64), strict=False))
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if ip.version == 4 or ip.ipv4_mapped:
+        return str(ip if ip.version == 4 else ip.ipv4_mapped)
+    return str(ipaddress.ip_network((ip, 64), strict=False))

@@ -1,4 +1,4 @@
-"""What bodies and queries have in common: few fields, each known, and each sent once."""
+"""Validation shared by all request bodies and queries: known fields only, each sent once."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ from starlette.concurrency import run_in_threadpool
 from scanline.service.http.errors import ApiError
 
 MAX_FIELDS = 64
-LARGE_JSON_BYTES = 100_000  # bytes, which take a millisecond to parse
+LARGE_JSON_BYTES = 100_000  # a body of this size takes about a millisecond to parse
 FORM_MEDIA_TYPES = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
 class RequestBody(BaseModel):
-    """A body, JSON or a form; null is as good as leaving a field out."""
+    """Base class of request bodies, JSON or form. A null field counts as left out."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def _few_fields(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        if len(given) > MAX_FIELDS:  # pydantic builds an error for each that is unknown
+    def _drop_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        if len(body) > MAX_FIELDS:  # pydantic would build an error object for each unknown field
             raise PydanticCustomError(
-                "too_many_fields", f"there are {len(given):,} fields, and few that are known"
+                "too_many_fields", f"there are {len(body):,} fields, and most of them are unknown"
             )
-        known = cls.model_fields
+        fields = cls.model_fields
         return {
             name: value
-            for name, value in given.items()
-            if value is not None or name not in known or known[name].is_required()
+            for name, value in body.items()
+            if value is not None or name not in fields or fields[name].is_required()
         }
 
     @property
     def non_default_fields(self) -> set[str]:
-        """Name the fields that say something else than they do when left out."""
+        """Names of the fields whose value differs from the default."""
         fields = type(self).model_fields
         return {f for f in self.model_fields_set if getattr(self, f) != fields[f].default}
 
 
 def document_form(**example: Any) -> Callable[[dict[str, Any]], None]:
-    """Give what documents a form by an example, with which `/docs` fills it in; files are chosen.
+    """Return a ``json_schema_extra`` function that documents a form by an example.
 
-    It would make up a word for a text and the largest number, which are refused.
+    ``/docs`` fills the form in with the example. Without one it would make up values that are
+    refused, as a word for each text and the largest allowed number. Files are left to be chosen.
     """
 
     def document(schema: dict[str, Any]) -> None:
@@ -68,7 +69,7 @@ def document_form(**example: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def describe_json_error(cause: BaseException | None) -> str:
-    """Say what is wrong with a body of JSON that could not even be parsed."""
+    """Return a sentence that says why a JSON body could not be parsed."""
     match cause:
         case RecursionError():
             reason = "it is nested too deeply"
@@ -84,53 +85,54 @@ def describe_json_error(cause: BaseException | None) -> str:
 
 
 def unique_form_fields(*lists: str) -> Callable[[Request], Awaitable[None]]:
-    """Give a dependency that refuses a body that is no form, or a field sent twice in it.
+    """Return a dependency that refuses bodies other than forms, and repeated form fields.
 
-    Those named in ``lists`` may come more than once.
+    Args:
+        lists: Names of fields that may be repeated.
     """
 
     async def check(request: Request) -> None:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind not in FORM_MEDIA_TYPES:
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type not in FORM_MEDIA_TYPES:
             raise ApiError(
-                400, "send multipart/form-data, with pictures as files",
+                400, "send multipart/form-data, with images as files",
                 param="content-type", code="unsupported",
             )  # fmt: skip
         form = await request.form()
-        _check_once([name for name, _ in form.multi_items() if name not in lists])
+        _check_unique([name for name, _ in form.multi_items() if name not in lists])
 
     return check
 
 
 async def unique_json_keys(request: Request) -> None:
-    """Refuse a body of JSON that names a field twice: a parser keeps the last, and tells nobody.
+    """Refuse a JSON body that repeats a key, of which parsers silently keep the last.
 
-    One that does not parse is refused by whoever reads it.
+    A body that does not parse is left to FastAPI, which refuses it.
     """
     if "json" in request.headers.get("content-type", "").partition(";")[0].lower():
         body = await request.body()
-        if len(body) > LARGE_JSON_BYTES:  # others would wait for it
-            await run_in_threadpool(_check_names, body)
+        if len(body) > LARGE_JSON_BYTES:  # it would block the event loop
+            await run_in_threadpool(_check_json_keys, body)
         else:
-            _check_names(body)
+            _check_json_keys(body)
 
 
-def _check_names(body: bytes) -> None:
+def _check_json_keys(body: bytes) -> None:
     def check(pairs: list[tuple[str, Any]]) -> None:
-        _check_once([name for name, _ in pairs])
+        _check_unique([name for name, _ in pairs])
 
     with contextlib.suppress(ValueError, RecursionError):
         json.loads(body, object_pairs_hook=check)
 
 
-def _check_once(names: list[str]) -> None:
+def _check_unique(names: list[str]) -> None:
     if len(set(names)) < len(names):
-        twice = Counter(names).most_common(1)[0][0]
-        raise ApiError(400, f"{twice}: send it once", param=twice, code="too_many")
+        repeated = Counter(names).most_common(1)[0][0]
+        raise ApiError(400, f"{repeated}: send it once", param=repeated, code="too_many")
 
 
 async def known_query_params(request: Request) -> None:
-    """Refuse a query parameter that the route does not know, or one sent twice."""
+    """Refuse a query parameter that the route does not know, or that is repeated."""
     route: APIRoute = request.scope["route"]
     known: list[str] = []
     for field in route.dependant.query_params:
@@ -141,9 +143,9 @@ async def known_query_params(request: Request) -> None:
             known.append(field.alias)
     for name in request.query_params:
         if name not in known:
-            what = f"there is {', '.join(known)}" if known else "there are none here"
+            hint = f"known ones are {', '.join(known)}" if known else "this route has none"
             raise ApiError(
-                400, f"{name}: there is no such query parameter; {what}",
+                400, f"{name}: unknown query parameter; {hint}",
                 param=name, code="extra_forbidden",
             )  # fmt: skip
-    _check_once([name for name, _ in request.query_params.multi_items()])
+    _check_unique([name for name, _ in request.query_params.multi_items()])

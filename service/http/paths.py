@@ -1,4 +1,4 @@
-"""Paths of requests."""
+"""Request paths."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from starlette.types import Scope
 
 
 def route_path(scope: Scope) -> str:
-    """Give the path below the prefix that the service is mounted at, as routes see it."""
+    """Return the request's path relative to the service's root path, as routes match it."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))

@@ -1,4 +1,4 @@
-"""Server-sent events: how one is written, and the reply that carries a generation's."""
+"""Server-sent events: their format, their rate, and the streaming reply."""
 
 from __future__ import annotations
 
@@ -12,123 +12,134 @@ from fastapi.responses import StreamingResponse
 from prometheus_client import Gauge
 from pydantic_core import to_json
 
-from scanline.service.engine.generation import Generation
-from scanline.service.engine.protocol import EngineProtocol
-from scanline.service.http.negotiation import generation_headers
-from scanline.service.http.waiting import ClientDisconnectedError, WaitingClient, watch_client
+from scanline.service.http.disconnect import ClientDisconnectedError, WaitingClient, watch_client
 
 KEEP_ALIVE_SECONDS = 15.0
-EVENTS_PER_SECOND = 60  # at most, of one stream
-EVENTS_PER_CORE = 60  # a second, of all streams, for each core: a hundredth of its time
-EVENTS_IN_ALL = 240  # a second, at most, of all streams: less than a tenth of the event loop's time
-LONGEST_PAUSE = 0.5  # seconds between two events of a stream, however many streams there are
-TICK = 1 / EVENTS_PER_SECOND  # seconds: streams speak at whole ticks, since each waking costs
-KEEP_ALIVE_COMMENT = (
-    b": keep-alive\n"  # an empty line behind it, and some clients would see an event
-)
+EVENTS_PER_SECOND = 60  # of one stream, at most
+EVENTS_PER_CORE = 60  # per second, of all streams, for each core: a hundredth of a core's time
+MAX_EVENTS_IN_ALL = 240  # per second, of all streams: less than a tenth of the event loop's time
+MAX_PAUSE = 0.5  # seconds between two events of a stream, however many streams there are
+# Streams send at whole ticks, because every wake-up of the event loop costs time.
+TICK = 1 / EVENTS_PER_SECOND  # seconds
+# One line only: after an empty line some clients would report an event.
+KEEP_ALIVE_COMMENT = b": keep-alive\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class StreamPacer:
-    """The streams being sent. Those that tell of pixels share the events: more of them, less often.
+    """Limiter of the event rate of all streams together.
 
-    They speak at whole ticks, so that the event loop is woken once for many. Those that wait in
-    the queue, or send looks at whole images, take no part of it. The event loop takes its time from
-    the ``cores`` that draw: the fewer they are, the fewer the events.
+    Streams that send pixels share a budget of events per second: the more streams there are, the
+    longer each pauses between two events. Streams that wait in the queue, or that send partial
+    images only, do not count. The event loop takes its time from the cores that draw, so the budget
+    grows with their number.
+
+    Args:
+        gauge: Gauge of open streams.
+        cores: Number of cores that draw.
     """
 
     def __init__(self, gauge: Gauge, cores: int) -> None:
-        self._telling, self._gauge = 0, gauge
-        self._events = min(EVENTS_PER_CORE * cores, EVENTS_IN_ALL)  # a second
+        self._pixel_streams, self._gauge = 0, gauge
+        self._budget = min(EVENTS_PER_CORE * cores, MAX_EVENTS_IN_ALL)  # events per second
 
     def track(self) -> contextlib.AbstractContextManager[None]:
-        """Count an open stream inside the block."""
+        """Count an open stream in the gauge inside the block."""
         return self._gauge.track_inprogress()
 
     @contextlib.contextmanager
     def pace(self) -> Iterator[Callable[[float], float]]:
-        """Give what says, at a time, for how many seconds to pause; once called it counts."""
-        telling = False
+        """Share the budget inside the block.
+
+        Yields:
+            A function from the time now to the seconds until the next event. The stream counts
+            from its first call.
+        """
+        counted = False
 
         def pause(now: float) -> float:
-            nonlocal telling
-            if not telling:
-                telling = True
-                self._telling += 1
-            seconds = min(self._telling / self._events, LONGEST_PAUSE)
+            nonlocal counted
+            if not counted:
+                counted = True
+                self._pixel_streams += 1
+            seconds = min(self._pixel_streams / self._budget, MAX_PAUSE)
             ticks = max(1, math.ceil(seconds / TICK - 1e-9))
             return (round(now / TICK) + ticks) * TICK - now
 
         try:
             yield pause
         finally:
-            self._telling -= telling
+            self._pixel_streams -= counted
 
 
 def stream_schema(shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """Document a stream: the shape of each event's data, by the event's name."""
-    named = {event: _named(shape) for event, shape in shapes.items()}
-    event = {
+    """Return the OpenAPI documentation of a stream.
+
+    Args:
+        shapes: The model of each event's data, by the event's name.
+    """
+    events = {event: _schema_of(shape) for event, shape in shapes.items()}
+    schema = {
         "type": "object",
-        "description": "One of the server-sent events; its data is one line of JSON.",
+        "description": "A server-sent event. Its data is one line of JSON.",
         "properties": {
-            "event": {"type": "string", "enum": [*named]},
+            "event": {"type": "string", "enum": [*events]},
             "data": {"type": "string"},
             "id": {"type": "string"},
         },
         "required": ["event", "data"],
-        "x-events": named,
+        "x-events": events,
     }
-    return {"text/event-stream": {"schema": event}}
+    return {"text/event-stream": {"schema": schema}}
 
 
-def _named(shape: Any) -> dict[str, Any]:
+def _schema_of(shape: Any) -> dict[str, Any]:
     if members := get_args(shape):  # of a union
-        return {"anyOf": [_named(member) for member in members]}
+        return {"anyOf": [_schema_of(member) for member in members]}
     return {"$ref": schema_ref(shape.__name__)}
 
 
 def schema_ref(name: str) -> str:
-    """Say where in the schema a shape is."""
+    """Return the reference to a component of the OpenAPI schema."""
     return f"#/components/schemas/{name}"
 
 
 def sse_event(name: str, data: Any, identifier: str | None = None) -> bytes:
-    """Write an event whose data is a model, or plain values, as one line of JSON."""
-    # JSON escapes every line break, those outside ASCII too, at which some clients split: no need
-    # to search for them as FastAPI does, which takes longer than all of this.
+    """Format an event whose data is a model or plain values, as one line of JSON."""
+    # ASCII only, because some clients split lines at Unicode line breaks too. JSON escapes all
+    # line breaks, so there is no need to search for them, as FastAPI's formatter slowly does.
     return sse_event_from_json(name, to_json(data, ensure_ascii=True), identifier)
 
 
-def sse_event_from_json(name: str, line: bytes, identifier: str | None = None) -> bytes:
-    """Write an event whose data is written already, as one line of ASCII."""
+def sse_event_from_json(name: str, data: bytes, identifier: str | None = None) -> bytes:
+    """Format an event whose data is already one line of ASCII JSON."""
     ending = "" if identifier is None else f"\nid: {identifier}"
-    return f"event: {name}\ndata: ".encode() + line + f"{ending}\n\n".encode()
+    return f"event: {name}\ndata: ".encode() + data + f"{ending}\n\n".encode()
 
 
 def stream_response(
     request: Request,
-    engine: EngineProtocol,
-    generation: Generation,
     events: Callable[[WaitingClient], AsyncIterator[bytes]],
-    streams: StreamPacer,
-    grace: float | None = None,
+    pacer: StreamPacer,
+    reading: contextlib.AbstractContextManager[None],
+    headers: Mapping[str, str],
 ) -> StreamingResponse:
-    """Reply with what ``events`` yields; it is given the client.
+    """Return a reply that streams events until they end or the client disconnects.
 
-    ``streams`` counts it while it is open. ``grace`` is how many seconds the generation then waits
-    for another reader, by default the queue's own (``QueueLimits.grace``).
+    Args:
+        request: The request.
+        events: Function from the client to its formatted events.
+        pacer: Counts the stream while it is open.
+        reading: Context in which the events are read.
+        headers: Further headers of the reply.
     """
 
     async def body() -> AsyncIterator[bytes]:
-        with (
-            streams.track(),
-            engine.queue.reading(generation, grace),
-            contextlib.suppress(ClientDisconnectedError),
-        ):
+        with pacer.track(), reading, contextlib.suppress(ClientDisconnectedError):
             async with watch_client(request) as client:
                 async for event in events(client):
                     yield event
 
-    headers = _HEADERS | generation_headers(generation)
-    return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(
+        body(), media_type="text/event-stream", headers={**_HEADERS, **headers}
+    )

@@ -1,4 +1,4 @@
-"""Threads, a few for each kind of work, so that none can keep another waiting."""
+"""Thread pools whose callers take turns, so that one client's work cannot hold up the others'."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ from typing import Any, TypeVar
 import anyio
 from anyio import to_thread
 
-from scanline.service.engine.queue import MAX_RETRY_AFTER, NEW_CALLER_RESERVE
+from scanline.service.http.disconnect import ClientDisconnectedError, WaitingClient
 from scanline.service.http.errors import ApiError
-from scanline.service.http.waiting import ClientDisconnectedError, WaitingClient
 
 T = TypeVar("T")
 
-RECENT = 8  # pieces of work, by which what one takes follows
+AVERAGED_TASKS = 8  # window of the moving average of a task's time
+MAX_RETRY_AFTER = 120.0  # seconds
+# One part in so many of the queue is kept for callers who have nothing queued.
+NEW_CALLER_RESERVE = 8
 
 
 class FairThreadPool:
-    """So many threads for one kind of work; callers take turns, each with its first piece.
+    """Threads for one kind of work, shared fairly between callers (round robin).
 
-    ``waiting`` pieces of work may wait, or any number, and an error of this ``code`` says that too
-    many do. Long work comes in pieces: between two of them others get their turn, and nothing more
-    is done for a client that has left.
+    Long work is split into tasks: other callers get their turn between two of them, and no further
+    task runs for a client that has disconnected.
+
+    Args:
+        threads: Number of threads.
+        max_queued: Number of tasks that may wait, or None for any number.
+        code: Error code of the 429 reply if too many wait.
     """
 
     def __init__(
@@ -36,41 +42,41 @@ class FairThreadPool:
         self._threads = anyio.CapacityLimiter(threads)
         self._free = threads
         self.max_queued, self._code = max_queued, code
-        self._seconds = 0.0  # that a piece takes, as of late
-        self.queued = 0  # pieces of work that wait now
-        # Each caller's, in their order; a dict, so that any that leaves does so at once.
-        self._turns: OrderedDict[str, dict[asyncio.Future[None], None]] = OrderedDict()
+        self._task_seconds = 0.0  # moving average
+        self.queued = 0  # tasks that wait now
+        # Waiting tasks of each caller in order, in dicts so that any task can be removed at once.
+        self._waiting: OrderedDict[str, dict[asyncio.Future[None], None]] = OrderedDict()
 
-    async def run(self, client: WaitingClient, work: Callable[..., T], *arguments: Any) -> T:
-        """Do a piece of a client's work in a thread, in its turn.
+    async def run(self, client: WaitingClient, task: Callable[..., T], *arguments: Any) -> T:
+        """Run a client's task in a thread when it is the client's turn.
 
-        Raises ``ApiError`` (429) where too many wait, ``ClientDisconnectedError`` if the client
-        has left
-        before its turn.
+        Raises:
+            ApiError: 429 if too many tasks wait.
+            ClientDisconnectedError: If the client disconnected before its turn.
         """
-        self._check_room(client.caller)
+        self._check_capacity(client.caller)
         async with self._turn(client.caller):
             if client.gone.done():
                 raise ClientDisconnectedError
             began = time.perf_counter()
             try:
-                return await to_thread.run_sync(work, *arguments, limiter=self._threads)
+                return await to_thread.run_sync(task, *arguments, limiter=self._threads)
             finally:
-                seconds = time.perf_counter() - began
-                self._seconds += (seconds - self._seconds) / RECENT if self._seconds else seconds
+                seconds, average = time.perf_counter() - began, self._task_seconds
+                self._task_seconds += (seconds - average) / AVERAGED_TASKS if average else seconds
 
-    def _check_room(self, caller: str) -> None:
+    def _check_capacity(self, caller: str) -> None:
         if self.max_queued is None or self._free:
             return
-        most = self.max_queued
-        if caller in self._turns:  # as where images wait: one alone would shut the others out
-            most -= most // NEW_CALLER_RESERVE
-        if self.queued >= most:
-            # Until all that wait now have had their turn: whoever else is refused comes again, too.
-            turns = self.queued * self._seconds / self._threads.total_tokens
-            seconds = math.ceil(min(max(turns, 1.0), MAX_RETRY_AFTER))
+        limit = self.max_queued
+        if caller in self._waiting:  # leave room for others, as the queue of images does
+            limit -= limit // NEW_CALLER_RESERVE
+        if self.queued >= limit:
+            # The time until all waiting tasks have run, because other refused clients retry too.
+            wait = self.queued * self._task_seconds / self._threads.total_tokens
+            seconds = math.ceil(min(max(wait, 1.0), MAX_RETRY_AFTER))
             raise ApiError(
-                429, f"too many pictures are being worked on; try again in {seconds} s",
+                429, f"too many images are being processed; try again in {seconds} s",
                 code=self._code, headers={"Retry-After": str(seconds)},
             )  # fmt: skip
 
@@ -83,38 +89,38 @@ class FairThreadPool:
         try:
             yield
         finally:
-            self._pass_on()
+            self._hand_over()
 
     async def _wait(self, caller: str) -> None:
         turn = asyncio.get_running_loop().create_future()
-        self._turns.setdefault(caller, {})[turn] = None
+        self._waiting.setdefault(caller, {})[turn] = None
         self.queued += 1
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._leave(caller, turn)
-            else:  # it came at the same moment
-                self._pass_on()
+                self._remove(caller, turn)
+            else:  # the turn arrived at the same moment
+                self._hand_over()
             raise
 
-    def _pass_on(self) -> None:
-        """Give the turn to the caller who has waited for one the longest."""
-        while self._turns:
-            caller, own = next(iter(self._turns.items()))
-            turn = next(iter(own))
-            self._turns.move_to_end(caller)
-            self._leave(caller, turn)
-            if not turn.cancelled():  # which its task is about to see
+    def _hand_over(self) -> None:
+        """Give the free thread to the caller that has waited for one the longest."""
+        while self._waiting:
+            caller, turns = next(iter(self._waiting.items()))
+            turn = next(iter(turns))
+            self._waiting.move_to_end(caller)
+            self._remove(caller, turn)
+            if not turn.cancelled():  # its task has not noticed the cancellation yet
                 turn.set_result(None)
                 return
         self._free += 1
 
-    def _leave(self, caller: str, turn: asyncio.Future[None]) -> None:
-        own = self._turns.get(caller, {})
-        if turn not in own:
+    def _remove(self, caller: str, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting.get(caller, {})
+        if turn not in turns:
             return
-        del own[turn]
+        del turns[turn]
         self.queued -= 1
-        if not own:
-            del self._turns[caller]
+        if not turns:
+            del self._waiting[caller]

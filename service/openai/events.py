@@ -11,7 +11,10 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel
 
 from scanline.service.api.replies import example
+from scanline.service.api.waiting import wait_for_change
 from scanline.service.engine.generation import FinishReason, Generation, Image
+from scanline.service.errors import incomplete_error
+from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.errors import ErrorReply
 from scanline.service.http.sse import (
     KEEP_ALIVE_COMMENT,
@@ -20,7 +23,6 @@ from scanline.service.http.sse import (
     stream_schema,
 )
 from scanline.service.http.thread_pool import FairThreadPool
-from scanline.service.http.waiting import WaitingClient, incomplete_error, wait_for_change
 from scanline.service.openai.rendering import Rendering
 from scanline.service.openai.replies import USAGE, TokenUsage
 from scanline.service.openai.requests import FileFormat

@@ -14,20 +14,17 @@ from scanline.service.api.dependencies import (
     find_model,
     find_model_with_capacity,
 )
+from scanline.service.api.media import GENERATION_HEADERS, generation_headers
 from scanline.service.api.specs import build_spec
 from scanline.service.api.submission import IdempotencyKey, request_key, submit_generation
+from scanline.service.api.waiting import wait_for_result
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.idempotency import RequestKey
 from scanline.service.engine.protocol import EngineProtocol
-from scanline.service.http.errors import error_responses
-from scanline.service.http.negotiation import GENERATION_HEADERS, generation_headers, json_response
+from scanline.service.errors import error_responses, incomplete_error
+from scanline.service.http.disconnect import WaitingClient, watch_client
+from scanline.service.http.responses import json_response
 from scanline.service.http.sse import stream_response
-from scanline.service.http.waiting import (
-    WaitingClient,
-    incomplete_error,
-    wait_for_result,
-    watch_client,
-)
 from scanline.service.openai.edits import Edit, read_canvas, read_edit
 from scanline.service.openai.events import EVENT_STREAM, Kind, stream_images
 from scanline.service.openai.prompts import parse_prompt
@@ -130,7 +127,11 @@ async def _draw(
             return stream_images(generation, client, kind, rendering, partials, pool)
 
         return stream_response(
-            request, engine, generation, events, app_state.stream_pacer, grace=grace
+            request,
+            events,
+            app_state.stream_pacer,
+            engine.queue.reading(generation, grace),
+            generation_headers(generation),
         )
     await wait_for_result(request, engine, generation, grace=grace)
     if error := incomplete_error(generation):

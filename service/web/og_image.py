@@ -1,4 +1,4 @@
-"""The picture that chat programs show beside a shared link, drawn from what the link says."""
+"""Preview image (``og:image``) of a shared link, which chat programs show next to it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from scanline.service.api.specs import build_spec
 from scanline.service.http.errors import ApiError
 from scanline.service.images import to_grid
 
-MOST = 4  # images: a link may be of many more, which a chat would show too small
-MAX_PAGE_SEED = 2**53 - 1  # the largest whole number that the page's language has
+MAX_PREVIEW_IMAGES = 4  # more images would be too small in a chat
+MAX_PAGE_SEED = 2**53 - 1  # the largest exact integer in JavaScript
 _SEED = re.compile(r"[0-9]{1,16}")
-SIDE = 600  # pixels, or a little less
-FRESH_SECONDS = 600  # for which a cache need not ask whether the weights are others
+PREVIEW_SIDE = 600  # pixels, rounded down to a multiple of the image's side
+MAX_AGE_SECONDS = 600  # for which caches keep a preview, even if the model changes
 
 router = APIRouter()
 
 
 class LinkQuery(SamplingFields):
-    """A link's fields, as far as they matter here."""
+    """Query parameters of a link that change its image; others are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -42,10 +42,11 @@ class LinkQuery(SamplingFields):
 
 
 def og_image_tags(request: Request) -> str:
-    """Give the tags that name a link's picture; none where the link is of no drawing.
+    """Return the HTML tags that name the preview image of a link.
 
-    Nor of a seed that the page cannot draw, nor where the API wants a key, which those who fetch
-    such pictures do not have.
+    Returns:
+        "" if the link has no seed, or one that the page cannot represent, or if the API requires a
+        key, which the programs that fetch previews do not have.
     """
     query = request.query_params
     seed = query.get("seed", "")
@@ -64,20 +65,20 @@ def og_image_tags(request: Request) -> str:
 
 
 @router.get("/card.png", include_in_schema=False)
-async def card(
+async def og_image(
     request: Request, app_state: AppStateDep, link: Annotated[LinkQuery, Query()], tags: ClientETags
 ) -> Response:
-    """Draw the first images of a link, enlarged; 404 where the API wants a key."""
+    """Return the first images of a link, enlarged; 404 if the API requires a key."""
     if app_state.settings.api_key is not None:
-        raise ApiError(404, "this server draws for those who have its key", code="not_found")
-    n = min(link.n, MOST, app_state.settings.max_images)
+        raise ApiError(404, "previews need a server without an API key", code="not_found")
+    n = min(link.n, MAX_PREVIEW_IMAGES, app_state.settings.max_images)
     loaded = find_model(app_state, link.model)
     options = link.sampling_options(label=link.label or None)
     spec = build_spec(app_state, loaded, options, n=n, seed=link.seed)
 
     def encode(images: list[NDArray[np.uint8]], config: ModelConfig) -> bytes:
         side = config.width * (1 if n == 1 else 2)
-        return to_grid(images, config, max(1, SIDE // side))
+        return to_grid(images, config, max(1, PREVIEW_SIDE // side))
 
-    caching = f"public, max-age={FRESH_SECONDS}"
+    caching = f"public, max-age={MAX_AGE_SECONDS}"
     return await png_response(request, app_state, loaded, spec, tags, caching, encode)

@@ -1,4 +1,4 @@
-"""What people look at, the page and the documentation, and what browsers may do with them."""
+"""The web page, the API documentation, and their Content-Security-Policy."""
 
 from __future__ import annotations
 
@@ -20,69 +20,75 @@ from starlette.types import Scope
 from scanline.service.web.og_image import og_image_tags
 
 STATIC = Path(__file__).parent / "static"
-DOCS_STATIC = "/docs/static"  # where FastAPIOffline keeps Swagger's own files
+DOCS_STATIC = "/docs/static"  # where FastAPIOffline serves the files of Swagger UI
 
-_NEVER = re.compile(r"q=0(\.0*)?")
-_ZIPPED = ("text/", "application/javascript", "image/svg")  # PNG would not get smaller
+_ZERO_QUALITY = re.compile(r"q=0(\.0*)?")
+_COMPRESSIBLE = ("text/", "application/javascript", "image/svg")
 
 
 class PageFiles(StaticFiles):
-    """Files that a browser asks for again when the server may have changed them, compressed."""
+    """Static files, compressed with gzip, which browsers revalidate before each use."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory=directory)
-        self._zipped: dict[tuple[str, float], bytes] = {}
+        self._compressed: dict[tuple[str, float], bytes] = {}  # by path and modification time
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """Give a file; compressed once, for all who take it so."""
+        """Return a file. It is compressed once, in a thread, for all requests."""
         response = await super().get_response(path, scope)
         response.headers["Cache-Control"] = "no-cache"
         response.headers["Vary"] = "Accept-Encoding"
         media = response.headers.get("content-type", "")
-        if not isinstance(response, FileResponse) or not media.startswith(_ZIPPED):
+        if not isinstance(response, FileResponse) or not media.startswith(_COMPRESSIBLE):
             return response
-        if not _takes_gzip(Headers(scope=scope).get("accept-encoding", "")):
+        if not _accepts_gzip(Headers(scope=scope).get("accept-encoding", "")):
             return response
-        changed = response.stat_result.st_mtime if response.stat_result else 0.0
-        file = (str(response.path), changed)
-        if file not in self._zipped:
+        modified = response.stat_result.st_mtime if response.stat_result else 0.0
+        file = (str(response.path), modified)
+        if file not in self._compressed:
             data = await to_thread.run_sync(Path(response.path).read_bytes)
-            self._zipped[file] = await to_thread.run_sync(gzip.compress, data)
+            self._compressed[file] = await to_thread.run_sync(gzip.compress, data)
         kept = ("content-type", "last-modified", "etag", "cache-control", "vary")
         headers = {name: response.headers[name] for name in kept if name in response.headers}
         headers |= {"Content-Encoding": "gzip", "etag": f"W/{headers.get('etag', '')}"}
-        return Response(self._zipped[file], headers=headers)
+        return Response(self._compressed[file], headers=headers)
 
 
-def _takes_gzip(accepted: str) -> bool:
-    """Say whether an `Accept-Encoding` names gzip (RFC 9110, section 12.5.3)."""
+def _accepts_gzip(accepted: str) -> bool:
+    """Return True if an ``Accept-Encoding`` header names gzip (RFC 9110, section 12.5.3)."""
     for part in accepted.split(","):
         coding, _, quality = part.partition(";")
         if coding.strip().lower() in ("gzip", "x-gzip"):
-            return _NEVER.fullmatch(quality.strip().lower()) is None
+            return _ZERO_QUALITY.fullmatch(quality.strip().lower()) is None
     return False
 
 
 def page_policy(scripts: str, styles: str, frame_ancestors: tuple[str, ...]) -> str:
-    """Give a Content-Security-Policy: nothing from elsewhere, framed only by these origins."""
-    framed = " ".join(frame_ancestors) or "'none'"
+    """Return a Content-Security-Policy that allows files of this server only.
+
+    Args:
+        scripts: Further sources of scripts.
+        styles: Further sources of styles.
+        frame_ancestors: Origins whose pages may embed the page.
+    """
+    ancestors = " ".join(frame_ancestors) or "'none'"
     return (
         f"default-src 'none'; script-src 'self' {scripts}; style-src 'self' {styles}; "
         "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-        f"frame-ancestors {framed}"
+        f"frame-ancestors {ancestors}"
     )
 
 
 def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
-    """Add the page, its files, and the documentation."""
+    """Add the routes of the page, its files, and the API documentation."""
     policy = page_policy("", "", frame_ancestors)
     files = PageFiles(STATIC)
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
         if tags := og_image_tags(request):
-            text = await to_thread.run_sync((STATIC / "index.html").read_text, "utf-8")
-            tagged = text.replace("</head>", f"{tags}</head>", 1)
+            html = await to_thread.run_sync((STATIC / "index.html").read_text, "utf-8")
+            tagged = html.replace("</head>", f"{tags}</head>", 1)
             response: Response = HTMLResponse(tagged, headers={"Cache-Control": "no-cache"})
         else:
             response = await files.get_response("index.html", request.scope)
@@ -100,9 +106,9 @@ def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
             swagger_favicon_url=f"{root}/static/icon.svg",
         )
         inline = re.findall(rb"<script>(.*?)</script>", bytes(reply.body), re.DOTALL)
-        digests = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in inline]
-        scripts = " ".join(f"'sha256-{digest}'" for digest in digests)
-        # Swagger writes styles into its elements.
+        hashes = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in inline]
+        scripts = " ".join(f"'sha256-{digest}'" for digest in hashes)
+        # Swagger UI sets inline styles.
         policy = page_policy(scripts, "'unsafe-inline'", frame_ancestors)
         reply.headers["Content-Security-Policy"] = policy
         return reply

@@ -32,9 +32,9 @@ from scanline.service.api.requests import Granularity
 from scanline.service.app import create_app
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.sse import StreamPacer
 from scanline.service.http.thread_pool import FairThreadPool
-from scanline.service.http.waiting import WaitingClient
 from scanline.service.server import uvicorn_config
 from scanline.service.settings import Settings
 from scanline.service.state import AppState, LoadedModel
@@ -240,7 +240,7 @@ def build(
             return
         for name, decoder in decoders.items():
             observer = app_state.metrics.observer(name)
-            engine = Engine(name, decoder, app_state.settings.limits, observer)
+            engine = Engine(name, decoder, app_state.settings.queue_limits, observer)
             engine.start()
             loaded = LoadedModel(engine, Checkpoint(name, tiny_model(decoder.config)), 0)
             app_state.models = app_state.models | {name: loaded}

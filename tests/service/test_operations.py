@@ -118,8 +118,8 @@ def test_a_step_that_does_not_end_is_told_to_whoever_starts_the_process_again(
     begun = client.post("/v1/samples", json={}, headers={"Prefer": "respond-async"})
     until(lambda: client.get("/livez").status_code == 503)
     why = check_error(client.get("/livez"), 503, "not_ready")
-    assert "what draws grey hangs: start the server again" in why
-    assert "nothing draws grey now" in check_error(client.get("/readyz"), 503, "not_ready")
+    assert "the engine of grey is stuck: restart the server" in why
+    assert "no engine of grey is running" in check_error(client.get("/readyz"), 503, "not_ready")
     go_on.set()
     until(lambda: client.get("/livez").text == "ok\n")
     until(lambda: client.get(begun.headers["location"]).json()["status"] == "finished")
@@ -319,10 +319,10 @@ def test_only_a_trusted_proxy_is_believed_who_it_speaks_for(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"api_key": "a,,b"}, "one of several is"),
+        ({"api_key": "a,,b"}, "contains a blank key"),
         ({"trusted_proxies": "nginx"}, "nginx"),
-        ({"frame_ancestors": "https://日本.example"}, "日本.example' is no origin"),
-        ({"frame_ancestors": "https://a.example;script-src *"}, "is no origin"),
+        ({"frame_ancestors": "https://日本.example"}, "日本.example' is not \\* or an origin"),
+        ({"frame_ancestors": "https://a.example;script-src *"}, "is not \\* or an origin"),
         ({"max_images": 20, "max_images_per_caller": 10}, "at least max_images 20"),
     ],
 )

@@ -51,10 +51,10 @@ def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert Settings(trusted_proxies="10.0.0.1,*").trusted_proxies == ("*",)  # type: ignore[arg-type]
     assert settings.frame_ancestors == ("https://a.example", "'self'")
     assert settings.root_path == "/a/b"
-    assert settings.limits.max_waiting == 6
-    assert settings.limits.keep_finished == 0
-    assert settings.limits.keep_seconds == 1.5
-    assert settings.limits.grace == 0
+    assert settings.queue_limits.max_waiting == 6
+    assert settings.queue_limits.keep_finished == 0
+    assert settings.queue_limits.keep_seconds == 1.5
+    assert settings.queue_limits.grace == 0
     assert settings.connection_limits == ConnectionLimits(
         header_bytes=4096, header_seconds=1, body_seconds=2, send_seconds=3, connections=12
     )
@@ -132,7 +132,7 @@ def test_an_empty_place_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("origin", ["http://a.b/", "foo", "https://", "http://a.b/c", "http:a.b"])
 def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
-    with pytest.raises(ValidationError, match="is no origin"):
+    with pytest.raises(ValidationError, match=r"is not \* or an origin"):
         Settings(cors_origins=("https://good.example:8443", origin))
     good = ("*", "null", "http://localhost:3000", "chrome-extension://abc")
     assert Settings(cors_origins=good).cors_origins == good
@@ -159,7 +159,7 @@ def test_there_cannot_be_fewer_replicas_at_most_than_at_least() -> None:
 def test_what_is_for_a_cluster_is_refused_without_one() -> None:
     with pytest.raises(
         ValidationError,
-        match="_MAX_REPLICAS, SCANLINE_REPLICA_GPUS: only with",
+        match="_MAX_REPLICAS, SCANLINE_REPLICA_GPUS: allowed only with",
     ):
         Settings(max_replicas=3, replica_gpus=1)
 
@@ -187,7 +187,7 @@ def test_weights_that_cannot_be_served_stop_the_server_with_a_sentence(
         ("SCANLINE_API_KEYS", "did you mean SCANLINE_API_KEY?"),
         ("SCANLINE_SLOT", "did you mean SCANLINE_SLOTS?"),
         ("scanline_api_kye", "did you mean SCANLINE_API_KEY?"),
-        ("SCANLINE_COLOUR_OF_THE_SKY", "docs/operations.md lists those there are"),
+        ("SCANLINE_COLOUR_OF_THE_SKY", "docs/operations.md lists all settings"),
     ],
 )
 def test_an_unknown_variable_stops_the_server_with_the_nearest_name(
@@ -198,7 +198,7 @@ def test_an_unknown_variable_stops_the_server_with_the_nearest_name(
         main(["serve"])
     assert stop.value.code == 1
     said = capsys.readouterr().err
-    assert f"{name.upper()} is no setting; {hint}" in said
+    assert f"{name.upper()} is not a setting; {hint}" in said
     assert "secret" not in said
 
 
@@ -217,5 +217,5 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_port_of_another_name_is_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCANLINE_HTTP_PORT", "9000")
-    with pytest.raises(ValueError, match="SCANLINE_HTTP_PORT is no setting"):
+    with pytest.raises(ValueError, match="SCANLINE_HTTP_PORT is not a setting"):
         Settings()

@@ -1,1 +1,1 @@
-"""What stands around every request, one idea a file."""
+"""ASGI middleware."""

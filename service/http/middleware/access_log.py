@@ -1,4 +1,4 @@
-"""Every request gets an id, a log line and a count."""
+"""Request ids, the access log and the request metrics."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Collection
 from urllib.parse import quote
 
+from prometheus_client import Counter, Histogram
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scanline.service.engine.generation import FinishReason, Generation, Status
 from scanline.service.http.addresses import client_address, client_network
 from scanline.service.http.paths import route_path
-from scanline.service.metrics import Metrics
 
 log = logging.getLogger("scanline.access")
 
@@ -24,26 +24,44 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class AccessLogMiddleware:
-    """Give each reply ``X-Request-ID`` (the caller's, if it sent a plain one), log and count it.
+    """Adds ``X-Request-ID`` to every reply, logs the request and counts it.
 
-    The state it begins has the ``caller``, an address until a key is known (of IPv6 its network of
-    64 bits, for whoever has one has all of it).
+    The id is the client's own if it sent a valid one. The request's state gets ``request_id``,
+    ``key`` (the name of the API key, if any) and ``caller``, which is the client's network until
+    ``ApiKeyMiddleware`` replaces it by the key's name. A route may set ``log_fields`` to a function
+    that returns more fields of the log line.
+
+    Args:
+        app: The application.
+        requests: Counter of replies, by route, method and status.
+        seconds: Histogram of times, by route and method.
+        errors: Counter of error replies, by code.
+        quiet_paths: Paths that are logged at level DEBUG.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self._metrics = app, metrics
+    def __init__(
+        self,
+        app: ASGIApp,
+        requests: Counter,
+        seconds: Histogram,
+        errors: Counter,
+        quiet_paths: Collection[str] = (),
+    ) -> None:
+        self.app = app
+        self._requests, self._seconds, self._errors = requests, seconds, errors
+        self._quiet_paths = quiet_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        sent = Headers(scope=scope).get("x-request-id", "")
-        request_id = sent if _ID.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
+        client_id = Headers(scope=scope).get("x-request-id", "")
+        request_id = client_id if _ID.fullmatch(client_id) else f"req_{secrets.token_hex(12)}"
         client = client_address((scope.get("client") or ("",))[0])
         state = scope.setdefault("state", {})
         state |= {"request_id": request_id, "key": "", "caller": client_network(client)}
-        began, status = time.perf_counter(), 499  # 499: the client left before any reply
+        began, status = time.perf_counter(), 499  # 499: the client left before the reply began
         error: dict[str, str] = {}
 
         async def send_with_id(message: Message) -> None:
@@ -51,9 +69,9 @@ class AccessLogMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Request-ID"] = request_id
-            elif status >= 400 and (told := _error(message.get("body", b""))):
-                error = told
-                self._metrics.refused.labels(error["code"]).inc()
+            elif status >= 400 and (parsed := _parse_error(message.get("body", b""))):
+                error = parsed
+                self._errors.labels(error["code"]).inc()
             await send(message)
 
         try:
@@ -64,12 +82,12 @@ class AccessLogMiddleware:
             self._log(scope, status, seconds, client, error)
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
-        # The route's pattern, not the path: a label for every id would grow without bound.
+        # The route's pattern instead of the path, because every path would add a time series. For
+        # the same reason methods that the route does not have are "other".
         route = getattr(scope.get("route"), "path", "other")
-        # And each method that somebody tries where it means nothing would stay as a histogram.
         method = scope["method"] if scope["method"] in _METHODS and status != 405 else "other"
-        self._metrics.requests.labels(route, method, status).inc()
-        self._metrics.request_seconds.labels(route, method).observe(seconds)
+        self._requests.labels(route, method, status).inc()
+        self._seconds.labels(route, method).observe(seconds)
 
     def _log(
         self, scope: Scope, status: int, seconds: float, client: str, error: dict[str, str]
@@ -81,38 +99,28 @@ class AccessLogMiddleware:
         }  # fmt: skip
         if state["key"]:
             extra["key"] = state["key"]
-        drawn = "".join(f" {quote(fact)}" for fact in error.values())
-        # Taken out of it: uvicorn keeps the last request of a connection, and all that it holds.
-        if (generation := state.pop("generation", None)) is not None:
-            facts = {
-                "generation": generation.id, "model": generation.model, "n": generation.spec.n,
-                "outcome": _outcome(generation),
-            }  # fmt: skip
-            extra |= facts
-            drawn += " {generation} {model} n={n} {outcome}".format_map(facts)
-        quiet = route_path(scope) in ("/livez", "/readyz", "/metrics")
+        details = "".join(f" {quote(value)}" for value in error.values())
+        # Removed from the state, because uvicorn keeps the last request of a connection alive.
+        if (log_fields := state.pop("log_fields", None)) is not None:
+            fields = log_fields()
+            extra |= fields
+            details += "".join(
+                f" {value}" if isinstance(value, str) else f" {name}={value}"
+                for name, value in fields.items()
+            )
         log.log(
-            logging.DEBUG if quiet else logging.INFO,
+            logging.DEBUG if route_path(scope) in self._quiet_paths else logging.INFO,
             "%s %s %s %.1f ms %s %s%s", scope["method"], quote(scope["path"]), status, milliseconds,
-            client, state["request_id"], drawn, extra=extra,
+            client, state["request_id"], details, extra=extra,
         )  # fmt: skip
 
 
-def _outcome(generation: Generation) -> str:
-    """Say how what was drawn ended, or that its reader did not see that."""
-    status = generation.status
-    if status is not Status.FINISHED:
-        return status
-    reasons = {image.finish_reason or FinishReason.ERROR for image in generation.images}
-    return reasons.pop() if len(reasons) == 1 else "partial"
-
-
-def _error(body: bytes) -> dict[str, str]:
-    """Read the code of an error, and what it is about, from its reply, if there is one."""
+def _parse_error(body: bytes) -> dict[str, str]:
+    """Return the code and the field of an error reply, or nothing if it is none."""
     try:
         error = json.loads(body)["error"]
-        told = {"code": error["code"], "param": error.get("param")}
+        fields = {"code": error["code"], "param": error.get("param")}
     except (ValueError, LookupError, TypeError, AttributeError):
         return {}
-    known = {name: fact for name, fact in told.items() if isinstance(fact, str)}
-    return known if "code" in known else {}
+    texts = {name: value for name, value in fields.items() if isinstance(value, str)}
+    return texts if "code" in texts else {}

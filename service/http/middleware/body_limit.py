@@ -1,4 +1,4 @@
-"""Bodies are bounded in size, and taken as they are."""
+"""Limits on the size, the encoding and the structure of request bodies."""
 
 from __future__ import annotations
 
@@ -12,27 +12,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from scanline.service.http.errors import RETRY_SOON, ApiError
 
 MAX_JSON_NODES = 1000
-MAX_BODY_SHARES = 4  # of what bodies may hold: a caller has one
-SHARE_BYTES = 2**26  # or two of the largest bodies
-_ENCODINGS = ("utf-8", "utf8", "us-ascii", "ascii")  # of a form's text
+MAX_BODY_SHARES = 4  # all bodies together may be as large as the shares of this many callers
+MIN_SHARE_BYTES = 2**26
+_CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")  # of a form's text
 
 
 class BodyLimitMiddleware:
-    """Refuse a body that is too large with 413, at once where its length is announced.
+    """Refuses bodies that are too large or too costly to parse.
 
-    A form, which may hold pictures, has at most ``upload`` bytes, any other body ``other()``. That
-    is JSON, whose parsing holds up the event loop, and costs by its lists, objects and names more
-    than by its bytes: it has at most ``MAX_JSON_NODES`` of them. A compressed body is refused with
-    415,
-    and a form in another encoding than UTF-8: Python has one that takes minutes, and keeps the name
-    of any other. What all requests under way hold is bounded, and what a caller's do to a share of
-    that (429).
+    - A form, which may hold images, has at most ``max_form`` bytes, and any other body at most
+      ``max_other()``. A larger one is refused with 413, at once if its length is announced.
+    - Any other body is JSON. Parsing it blocks the event loop, for a time that depends on the
+      number of lists, objects and names rather than on bytes: there may be ``MAX_JSON_NODES``.
+    - A compressed body is refused with 415.
+    - A form in a charset other than UTF-8 is refused with 415, because one of Python's codecs
+      (Punycode) takes minutes, and Python caches the name of every unknown one.
+    - The bodies of all requests in progress have a common limit, and those of each caller a share
+      of it (429).
+
+    Args:
+        app: The application.
+        max_form: Maximum size of a form in bytes.
+        max_other: Function that returns the maximum size of any other body in bytes.
     """
 
-    def __init__(self, app: ASGIApp, upload: int, other: Callable[[], int]) -> None:
-        self.app, self.upload, self.other = app, upload, other
-        self._held = Counter[str]()  # bytes, by the caller
-        self._all = 0
+    def __init__(self, app: ASGIApp, max_form: int, max_other: Callable[[], int]) -> None:
+        self.app, self._max_form, self._max_other = app, max_form, max_other
+        self._caller_bytes = Counter[str]()  # of requests in progress
+        self._total_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -41,77 +48,83 @@ class BodyLimitMiddleware:
             return
         headers = Headers(scope=scope)
         if headers.get("content-encoding", "identity").lower() not in ("identity", ""):
-            message = "send the body as it is, without Content-Encoding"
-            plain = {"Accept-Encoding": "identity"}
-            refusal = ApiError(415, message, code="unsupported_encoding", headers=plain)
-            await refusal.response(scope, receive, send)
+            message = "send the body uncompressed, without Content-Encoding"
+            identity = {"Accept-Encoding": "identity"}
+            error = ApiError(415, message, code="unsupported_encoding", headers=identity)
+            await error.response(scope, receive, send)
             return
-        kind = headers.get("content-type", "")
-        form = kind.lower().startswith("multipart/form-data")
-        if form and _encoding(kind) not in _ENCODINGS:
+        content_type = headers.get("content-type", "")
+        is_form = content_type.lower().startswith("multipart/form-data")
+        if is_form and _charset(content_type) not in _CHARSETS:
             message = "send the form in UTF-8, and its Content-Type without a charset"
-            refusal = ApiError(415, message, code="unsupported_encoding")
-            await refusal.response(scope, receive, send)
+            error = ApiError(415, message, code="unsupported_encoding")
+            await error.response(scope, receive, send)
             return
-        limit = self.upload if form else self.other()
-        less = "a smaller picture" if form else "less, and pictures as multipart/form-data"
+        limit = self._max_form if is_form else self._max_other()
+        hint = "a smaller image" if is_form else "less, and images as multipart/form-data"
         too_large = ApiError(
-            413, f"the body is over {limit:,} bytes; send {less}", code="too_large",
+            413, f"the body exceeds {limit:,} bytes; send {hint}", code="too_large",
             headers={"Connection": "close"},
         )  # fmt: skip
-        announced = headers.get("content-length", "").lstrip("0")
-        if len(announced) > 19 or (announced.isdecimal() and int(announced) > limit):
+        length = headers.get("content-length", "").lstrip("0")
+        if len(length) > 19 or (length.isdecimal() and int(length) > limit):
             await too_large.response(scope, receive, send)
             return
-        read = scope["method"] not in ("GET", "HEAD", "DELETE")
-        seen = parts = 0
-        caller, share = scope["state"]["caller"], caller_body_bytes(max(self.upload, self.other()))
+        takes_body = scope["method"] not in ("GET", "HEAD", "DELETE")
+        received = nodes = 0
+        caller = scope["state"]["caller"]
+        share = caller_body_bytes(max(self._max_form, self._max_other()))
 
-        async def limited() -> Message:
-            nonlocal seen, parts
+        async def receive_limited() -> Message:
+            nonlocal received, nodes
             message = await receive()
             body = message.get("body", b"")
-            if body and not read:  # who waits for the client's leaving would be refused it
+            if body and not takes_body:
+                # Dropped instead of refused: the route waits here only for the disconnect.
                 return {**message, "body": b""}
-            seen += len(body)
+            received += len(body)
             self._hold(caller, len(body), share)
-            if seen > limit:
+            if received > limit:
                 raise too_large
-            if not form:
-                parts += sum(map(body.count, (b"[", b"{", b":")))
-                if parts > MAX_JSON_NODES:
-                    holds = f"the body holds over {MAX_JSON_NODES:,} lists, objects and names"
-                    raise ApiError(400, f"{holds}; send less", code="too_many")
+            if not is_form:
+                nodes += sum(map(body.count, (b"[", b"{", b":")))
+                if nodes > MAX_JSON_NODES:
+                    excess = f"the body has over {MAX_JSON_NODES:,} lists, objects and names"
+                    raise ApiError(400, f"{excess}; send less", code="too_many")
             return message
 
         try:
-            await self.app(scope, limited, send)
+            await self.app(scope, receive_limited, send)
         finally:
-            self._all -= seen
-            self._held[caller] -= seen
-            if not self._held[caller]:
-                del self._held[caller]
+            self._total_bytes -= received
+            self._caller_bytes[caller] -= received
+            if not self._caller_bytes[caller]:
+                del self._caller_bytes[caller]
 
     def _hold(self, caller: str, size: int, share: int) -> None:
-        """Count what came of a body; raises ``ApiError`` where requests under way have too much."""
-        self._all += size
-        self._held[caller] += size
-        own = self._held[caller] > share
-        if size and (own or self._all > MAX_BODY_SHARES * share):
-            whose = "yours" if own else "all of them"
+        """Count a received part of a body; raise ``ApiError`` if a limit is exceeded."""
+        self._total_bytes += size
+        self._caller_bytes[caller] += size
+        over_share = self._caller_bytes[caller] > share
+        if size and (over_share or self._total_bytes > MAX_BODY_SHARES * share):
+            whose = "your requests" if over_share else "all requests"
             raise ApiError(
-                429, f"requests under way, {whose} together, hold too much; send this again when "
-                "some are answered",
+                429, f"{whose} in progress hold too much data together; try again when some are "
+                "answered",
                 code="uploads_full", headers=RETRY_SOON | {"Connection": "close"},
             )  # fmt: skip
 
 
 def caller_body_bytes(largest: int) -> int:
-    """Give what the bodies of a caller's requests under way may hold, of so large ones at most."""
-    return max(SHARE_BYTES, 2 * largest)
+    """Return the bytes that the bodies of a caller's requests in progress may have together.
+
+    Args:
+        largest: Size of the largest body that is allowed.
+    """
+    return max(MIN_SHARE_BYTES, 2 * largest)
 
 
-def _encoding(content_type: str) -> str:
-    """Read what a form's text is encoded in, as Starlette does."""
+def _charset(content_type: str) -> str:
+    """Return the charset of a form's text, parsed as Starlette parses it."""
     options: dict[bytes, bytes] = parse_options_header(content_type)[1]
     return options.get(b"charset", b"utf-8").decode("latin-1").lower()

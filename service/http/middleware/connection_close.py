@@ -1,4 +1,4 @@
-"""A server that shuts down lets its connections go."""
+"""Closing of connections during a shutdown."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class ConnectionCloseMiddleware:
-    """End the connection behind each reply while the server is ``closing``.
+    """Adds ``Connection: close`` to every reply while the server shuts down.
 
-    A client that keeps it would send its next request, and each retry, to where none is taken.
+    Otherwise a client with a connection pool would send its next request, and every retry, to a
+    server that refuses them.
+
+    Args:
+        app: The application.
+        closing: Function that returns whether the server shuts down.
     """
 
     def __init__(self, app: ASGIApp, closing: Callable[[], bool]) -> None:

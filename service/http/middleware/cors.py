@@ -1,23 +1,25 @@
-"""CORS as Starlette has it, but that a preflight is refused in the one shape of all errors."""
+"""Starlette's CORS middleware, with JSON errors."""
 
 from __future__ import annotations
 
 from starlette.datastructures import Headers
-from starlette.middleware.cors import CORSMiddleware as StarlettesCORSMiddleware
+from starlette.middleware.cors import CORSMiddleware as StarletteCORSMiddleware
 from starlette.responses import Response
 
 from scanline.service.http.errors import ApiError
 
 
-class CORSMiddleware(StarlettesCORSMiddleware):
-    """Lets other origins' pages call the API, as the settings allow."""
+class CORSMiddleware(StarletteCORSMiddleware):
+    """Lets pages of other origins call the API, as the settings allow."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Answer what a browser asks before it sends a request."""
+        """Answer a preflight request."""
         answer = super().preflight_response(request_headers)
         if answer.status_code < 400:
             return answer
         message = bytes(answer.body).decode()
-        message += "; SCANLINE_CORS_ORIGINS says who may call" if "origin" in message else ""
+        message += (
+            "; SCANLINE_CORS_ORIGINS lists the allowed origins" if "origin" in message else ""
+        )
         kept = {n: v for n, v in answer.headers.items() if n.startswith(("access-", "vary"))}
         return ApiError(answer.status_code, message, code="cors_refused", headers=kept).response

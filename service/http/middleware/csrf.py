@@ -1,4 +1,4 @@
-"""Forms that other sites' pages have a browser send."""
+"""Protection against forms that pages of other sites submit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from scanline.service.http.errors import ApiError
 
 
 class CSRFMiddleware:
-    """Refuse forms of pages of other origins than these, and this server's own.
+    """Refuses forms from pages of origins other than the server's own and the allowed ones.
 
-    A browser asks first whether such a page may send JSON, but a form it just sends: whatever page
-    one looks at could have a server on one's own machine, which wants no key, draw for it. Browsers
-    say themselves whose page it is (to HTTPS and to their own machine), and nobody else does: what
-    proxies make of `Host` does not matter.
+    Browsers send a preflight request before JSON from another origin, but not before a form. So
+    any page could make a server on the visitor's own machine, which needs no key, draw for it.
+    Browsers name the page's relation to the server in ``Sec-Fetch-Site`` (for HTTPS and for
+    localhost), and no other client sends this header. Unlike ``Host``, proxies do not change it.
+
+    Args:
+        app: The application.
+        origins: The allowed origins; "*" allows all.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
@@ -26,16 +30,17 @@ class CSRFMiddleware:
         """Handle one request."""
         if scope["type"] == "http" and scope["method"] == "POST":
             headers = Headers(scope=scope)
-            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+            media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
             foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-            if foreign and kind != "application/json" and not self._may(headers):
+            if foreign and media_type != "application/json" and not self._is_allowed(headers):
                 message = (
-                    "pages of other origins may not send this; SCANLINE_CORS_ORIGINS says who may"
+                    "pages of other origins may not send this; SCANLINE_CORS_ORIGINS lists the "
+                    "allowed ones"
                 )
-                refusal = ApiError(403, message, code="cors_refused")
-                await refusal.response(scope, receive, send)
+                error = ApiError(403, message, code="cors_refused")
+                await error.response(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
-    def _may(self, headers: Headers) -> bool:
+    def _is_allowed(self, headers: Headers) -> bool:
         return "*" in self._origins or headers.get("origin") in self._origins

@@ -1,4 +1,4 @@
-"""HEAD answered as GET."""
+"""HEAD requests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class _ToldError(Exception):
-    """All that HEAD asks for has been sent."""
+class _HeadersSentError(Exception):
+    """All that a HEAD request asks for has been sent."""
 
 
 class HeadMiddleware:
-    """Answer HEAD as GET, which FastAPI does not; the server leaves the body out.
+    """Answers HEAD like GET, which FastAPI does not; uvicorn leaves the body out.
 
-    A stream is ended before its first event: it would hold the connection, and count as a reader.
+    A stream ends before its first event, because it would keep the connection open and count as a
+    reader of its generation.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -26,18 +27,18 @@ class HeadMiddleware:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self.app(scope, receive, send)
             return
-        # A copy, and so the server itself still knows that no body is wanted.
+        # A copy, because uvicorn must still see HEAD to leave the body out.
         as_get = {**scope, "method": "GET"}
 
-        async def send_head(message: Message) -> None:
+        async def send_headers(message: Message) -> None:
             await send(message)
-            kind = Headers(raw=message.get("headers", [])).get("content-type", "")
-            if kind.startswith("text/event-stream"):
+            media_type = Headers(raw=message.get("headers", [])).get("content-type", "")
+            if media_type.startswith("text/event-stream"):
                 await send({"type": "http.response.body"})
-                raise _ToldError
+                raise _HeadersSentError
 
         try:
-            with contextlib.suppress(_ToldError):
-                await self.app(as_get, receive, send_head)
+            with contextlib.suppress(_HeadersSentError):
+                await self.app(as_get, receive, send_headers)
         finally:
-            scope["route"] = as_get.get("route")  # for the log
+            scope["route"] = as_get.get("route")  # for the access log

@@ -1,4 +1,4 @@
-"""Headers that keep browsers and caches from guessing and telling."""
+"""Security headers of every reply."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SECURITY_HEADERS = {
-    "X-Content-Type-Options": "nosniff",  # what is JSON is never run as a script
-    "Referrer-Policy": "no-referrer",  # no link tells where it was followed
+    "X-Content-Type-Options": "nosniff",  # JSON never runs as a script
+    "Referrer-Policy": "no-referrer",  # links do not reveal where they were followed
 }
 
 
 class SecurityHeadersMiddleware:
-    """Add ``SECURITY_HEADERS`` to every reply, and that it is not to be kept where that is left
-    open.
+    """Adds ``SECURITY_HEADERS``, and ``Cache-Control: no-store`` if a reply has no other.
 
-    A proxy's cache may keep such for as long as it likes, and give yesterday's ``/readyz``.
+    Without ``Cache-Control`` a proxy may cache a reply for as long as it likes, and answer
+    ``/readyz`` with an old one.
     """
 
     def __init__(self, app: ASGIApp) -> None:

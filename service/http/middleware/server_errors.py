@@ -1,4 +1,4 @@
-"""Bugs, and requests cut off at the end, answered in the usual shape."""
+"""Error replies for unexpected exceptions and for requests cancelled by the shutdown."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ log = logging.getLogger("scanline.access")
 
 
 class ServerErrorMiddleware:
-    """Turn a bug into a 500 of the usual shape, logged with its id; what is cut off into a 503.
+    """Answers unexpected exceptions with 500 and cancellation with 503.
 
-    Next to the routes: a handler of ``Exception`` would run outside all other middleware, and
-    its reply have neither id nor CORS headers, nor be counted.
+    Exceptions are logged with the request's id. The middleware stands next to the routes: an
+    exception handler of ``Exception`` would run outside all other middleware, and its reply would
+    have no request id and no CORS headers, and would not be counted.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -29,23 +30,24 @@ class ServerErrorMiddleware:
             return
         started = False
 
-        async def noticed(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
 
         try:
-            await self.app(scope, receive, noticed)
+            await self.app(scope, receive, send_and_note)
         except asyncio.CancelledError:
             if started:
                 raise
             message = "the server is shutting down; send the request again"
-            refusal = ApiError(503, message, code="closing", headers=RETRY_SOON)
-            await refusal.response(scope, receive, send)
+            error = ApiError(503, message, code="closing", headers=RETRY_SOON)
+            await error.response(scope, receive, send)
         except Exception:
             request_id = scope["state"]["request_id"]
-            log.exception("request %s met a bug", request_id, extra={"request_id": request_id})
-            if not started:  # else the server cuts the reply off, as it must
-                message = "something went wrong inside the server; the log has the request's id"
-                refusal = ApiError(500, message, code="internal_error")
-                await refusal.response(scope, receive, send)
+            extra = {"request_id": request_id}
+            log.exception("request %s: unexpected exception", request_id, extra=extra)
+            if not started:  # otherwise uvicorn can only close the connection
+                message = "internal error; the server's log has the details under the request's id"
+                error = ApiError(500, message, code="internal_error")
+                await error.response(scope, receive, send)

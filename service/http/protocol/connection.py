@@ -1,4 +1,4 @@
-"""Clients' connections: what may come before a body is bounded, and so is every wait for them."""
+"""Connection handler: uvicorn's httptools protocol with limits on size and time."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ log = logging.getLogger("scanline.connections")
 MAX_URL = 8192  # bytes
 MAX_HEADERS = 100
 MAX_PIPELINED = 16  # requests sent before the first of them is answered
-PEER_CHECK_SECONDS = 1.0  # between two looks at whether one who is not read has gone
-LINGER_SECONDS = 2.0  # a refused client is heard out, so that it reads why it was refused
-MIN_READ_BYTES = 16_384  # a client must take so much of a reply, or all of it, each `send_seconds`
+PEER_CHECK_SECONDS = 1.0  # between two checks whether a client with queued requests is still there
+LINGER_SECONDS = 2.0  # for which a rejected client may go on sending, so that it reads its error
+MIN_READ_BYTES = (
+    16_384  # of a reply that a client must read per `send_seconds`, unless less is left
+)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's connection, with bounds.
+    """Connection of one client, with limits.
 
-    A head, a URL, trailers, or what lies between two pieces of a body may have so many bytes; a
-    head, a body and the client's reading of a reply may take so long. Refusals are JSON. Where
-    there is one connection too many, another makes room, or it is refused
-    (`ConnectionLimiter.enter`).
+    ``header_bytes`` bounds each part of a request that the parser buffers or skips: the headers
+    with the request line, the trailers, and what stands between two pieces of a body. Timeouts
+    bound how long the client takes to send headers and body, and to read the reply. Rejections are
+    JSON errors. ``ConnectionLimiter`` decides whether the connection is admitted at all.
     """
 
     cycle: ResponseCycle  # of the last request
@@ -51,233 +53,246 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         limiter: ConnectionLimiter,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._limiter, self._bounds = limiter, limiter.bounds
-        self._room = self._bounds.header_bytes  # bytes until the parser must have got somewhere
-        self._whole = True  # no message is half read
-        self._in_head = True
-        self._parted = False  # the parser takes a request's body for another protocol's
-        self._cycles: deque[ResponseCycle] = deque()  # unanswered, the one under way first
-        self._ended = False  # whatever else comes is not for us
-        self._refusal: tuple[int, str, str] | None = None
-        self._reading: asyncio.TimerHandle | None = None  # when the client must have sent
-        self._writing: asyncio.TimerHandle | None = None  # when it must have read
-        self._looking: asyncio.TimerHandle | None = None  # when to see whether it is there
+        self._limiter, self._limits = limiter, limiter.limits
+        self._parser_budget = self._limits.header_bytes  # bytes until the parser must make progress
+        self._between_requests = True  # no request has been received partly
+        self._in_headers = True
+        self._upgrade_body_pending = False  # the parser takes the body for another protocol's data
+        self._cycles: deque[ResponseCycle] = deque()  # unanswered, the current one first
+        self._input_closed = False  # all further input is ignored
+        self._error: tuple[int, str, str] | None = None  # that a parser callback found
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._peer_timer: asyncio.TimerHandle | None = None
 
-    # --- coming and going ---------------------------------------------------------------------
+    # --- opening and closing ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a client, if need be in the place of another."""
+        """Admit the client, or reject it with 503."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(0)  # writing is paused while anything is unsent
-        whose = client_network(client_address(self.client[0] if self.client else ""))
-        if not self._limiter.admit(self, whose, len(self.connections)):
-            self._refuse(503, "the server has all the connections it can take", "full")
+        transport.set_write_buffer_limits(0)  # pause writing while anything is unsent
+        client = client_network(client_address(self.client[0] if self.client else ""))
+        if not self._limiter.admit(self, client, len(self.connections)):
+            self._reject(503, "the server has all the connections it can take", "full")
             if not self._limiter.allow_lingering(self):
                 transport.close()
             return
-        self._expect(self._bounds.header_seconds)
+        self._set_read_timeout(self._limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the client."""
+        """Release the connection's timers and its place in the limiter."""
         self._limiter.release(self)
-        self._expect(None)
-        self._sent()
-        if self._looking is not None:
-            self._looking.cancel()
-        self._leave()
+        self._set_read_timeout(None)
+        self._on_flushed()
+        if self._peer_timer is not None:
+            self._peer_timer.cancel()
+        self._notify_disconnect()
         super().connection_lost(exc)
 
-    # --- from the client ----------------------------------------------------------------------
+    # --- input --------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, in pieces no larger than the parser may still take."""
-        if self._ended:
+        """Feed the parser, in pieces no larger than its remaining budget."""
+        if self._input_closed:
             return
-        if self._whole and not self._busy and data.startswith(b"POST ") and self._left():
-            # It asked and went: nothing is drawn for nobody, and no flood of such costs others.
-            self._ended = True
+        if (
+            self._between_requests
+            and not self._busy
+            and data.startswith(b"POST ")
+            and self._peer_closed()
+        ):
+            # The client sent a request and disconnected. Nothing is drawn for it, so a flood of
+            # such requests costs other clients nothing.
+            self._input_closed = True
             self._limiter.count_closed("left")
             self.transport.abort()
             return
-        if self._reading is None and self._whole and not self._busy:
-            self._expect(self._bounds.header_seconds)
+        if self._read_timer is None and self._between_requests and not self._busy:
+            self._set_read_timeout(self._limits.header_seconds)
         self._unset_keepalive_if_required()
         at = 0
-        while at < len(data) and not self._ended and not self.transport.is_closing():
-            piece = data[at : at + self._room]
+        while at < len(data) and not self._input_closed and not self.transport.is_closing():
+            piece = data[at : at + self._parser_budget]
             at += len(piece)
-            self._room -= len(piece)  # which whatever the parser makes of it sets back
+            self._parser_budget -= len(piece)  # parser callbacks reset it
             try:
                 self.parser.feed_data(piece)
             except httptools.HttpParserUpgrade as upgrade:
-                # It was answered as if nothing but HTTP/1.1 had been offered: go on behind it.
+                # The request is answered as plain HTTP/1.1, so parsing continues after it.
                 at += upgrade.args[0] - len(piece)
-                self._rejoin()
+                self._continue_after_upgrade()
             except httptools.HttpParserError:
-                refusal = (400, "this is not HTTP/1.1 as RFC 9112 has it", "malformed")
-                self._refuse(*(self._refusal or refusal))
+                malformed = (400, "this is not HTTP/1.1 as RFC 9112 defines it", "malformed")
+                self._reject(*(self._error or malformed))
                 return
-            if self._room <= 0:
-                most = f"over {self._bounds.header_bytes:,} bytes"
-                self._refuse(431, f"the headers are {most}; send fewer", "too_large")
+            if self._parser_budget <= 0:
+                limit = f"{self._limits.header_bytes:,} bytes"
+                self._reject(431, f"the headers exceed {limit}; send fewer", "too_large")
 
     def on_message_begin(self) -> None:
         """Begin a request."""
-        if self._parted:
+        if self._upgrade_body_pending:
             return
         super().on_message_begin()
-        self._whole, self._in_head = False, True
+        self._between_requests, self._in_headers = False, True
 
     def on_url(self, url: bytes) -> None:
-        """Take a piece of the URL."""
-        if not self._in_head:
+        """Append a piece of the URL; reject a URL that is too long."""
+        if not self._in_headers:
             return
         super().on_url(url)
         if len(self.url) > MAX_URL:
-            self._refusal = (414, f"the URL is over {MAX_URL:,} bytes; make it shorter", "too_long")
+            self._error = (414, f"the URL exceeds {MAX_URL:,} bytes; make it shorter", "too_long")
             raise ValueError
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; a trailer is left out, or it could pass for one."""
-        if not self._in_head:
+        """Append a header; ignore trailers, which could otherwise pass for headers."""
+        if not self._in_headers:
             return
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             message = f"there are over {MAX_HEADERS} headers; send fewer"
-            self._refusal = (431, message, "too_many")
+            self._error = (431, message, "too_many")
             raise ValueError
 
     def on_headers_complete(self) -> None:
-        """Start on a request, or queue it."""
-        if not self._in_head:
+        """Start the request, or queue it behind the current one."""
+        if not self._in_headers:
             return
-        self._in_head = False
-        self._room = self._bounds.header_bytes
+        self._in_headers = False
+        self._parser_budget = self._limits.header_bytes
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError
-        self._check_head()
-        self._parted = self.parser.should_upgrade() and self._has_body
+        self._check_headers()
+        self._upgrade_body_pending = self.parser.should_upgrade() and self._has_body
         super().on_headers_complete()
-        self.cycle.__class__ = (
-            ResponseCycle  # uvicorn builds its own class, and has no hook for another
-        )
+        # uvicorn builds its own class here, and has no hook for another.
+        self.cycle.__class__ = ResponseCycle
         self._cycles.append(self.cycle)
-        # A queued request is not read on, and so its body not late.
-        self._expect(None if self.pipeline else self._bounds.body_seconds)
-        if self.pipeline and self._looking is None:
-            self._looking = self.loop.call_later(PEER_CHECK_SECONDS, self._look)
+        # While requests are queued nothing is read, so the client cannot be late with a body.
+        self._set_read_timeout(None if self.pipeline else self._limits.body_seconds)
+        if self.pipeline and self._peer_timer is None:
+            self._peer_timer = self.loop.call_later(PEER_CHECK_SECONDS, self._check_peer)
 
-    def _check_head(self) -> None:
-        """Refuse what the parser lets pass and RFC 9112 (sections 2.3, 3.2 and 6.1) does not."""
+    def _check_headers(self) -> None:
+        """Reject headers that the parser accepts against RFC 9112, sections 2.3, 3.2 and 6.1."""
         version = self.parser.get_http_version()
         hosts = sum(name == b"host" for name, _ in self.headers)
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
         if version not in ("1.0", "1.1"):
-            self._refusal = (505, f"this server speaks HTTP/1.1, not {version}", "malformed")
+            self._error = (505, f"this server speaks HTTP/1.1, not {version}", "malformed")
         elif hosts > 1 or (hosts == 0 and version == "1.1"):
-            self._refusal = (400, "a request has one Host header, and no two", "malformed")
+            self._error = (400, "a request must have exactly one Host header", "malformed")
         elif codings and version == "1.0":
-            self._refusal = (400, "HTTP/1.0 has no Transfer-Encoding", "malformed")
+            self._error = (400, "HTTP/1.0 has no Transfer-Encoding", "malformed")
         elif any(coding.strip().lower() != b"chunked" for coding in codings):
-            self._refusal = (501, "a body may be chunked, and have no other coding", "malformed")
+            message = "the only Transfer-Encoding of a request that is supported is chunked"
+            self._error = (501, message, "malformed")
         else:
             return
         raise ValueError
 
-    def _rejoin(self) -> None:
-        """Have the parser read a body behind an upgrade, or it would pass for the next request.
+    def _continue_after_upgrade(self) -> None:
+        """Parse the body of a request that offered an upgrade.
 
-        Java's client offers HTTP/2 so, whatever it sends. A head with the body's length alone,
-        which nobody else sees, has it read; by a new parser, for one takes nothing more behind a
-        request that ends its connection.
+        The parser stops after the headers of such a request (Java's HTTP client offers HTTP/2 this
+        way), and would parse the body as the next request. A new parser is fed headers with the
+        body's framing only, which the application never sees. The old parser cannot be used,
+        because it accepts no data after a request that closes its connection.
         """
-        if self._parted:
+        if self._upgrade_body_pending:
             framing = (b"content-length", b"transfer-encoding")
-            told = b"".join(
+            headers = b"".join(
                 b"%s: %s\r\n" % header for header in self.headers if header[0] in framing
             )
             if not self.cycle.keep_alive:
-                told += b"connection: close\r\n"
+                headers += b"connection: close\r\n"
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-            self.parser.feed_data(b"POST / HTTP/1.1\r\nhost: x\r\n%s\r\n" % told)
-            self._parted = False
+            self.parser.feed_data(b"POST / HTTP/1.1\r\nhost: x\r\n%s\r\n" % headers)
+            self._upgrade_body_pending = False
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of a body."""
-        self._room = self._bounds.header_bytes
+        """Pass on a piece of a body."""
+        self._parser_budget = self._limits.header_bytes
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that the request has come in whole."""
-        if self._parted:
+        """Finish a request that has been received completely."""
+        if self._upgrade_body_pending:
             return
-        self._room = self._bounds.header_bytes
-        self._whole = self._in_head = True
+        self._parser_budget = self._limits.header_bytes
+        self._between_requests = self._in_headers = True
         if self._busy:
             self._limiter.idle.pop(self, None)
-        # If it was answered before its end, uvicorn's wait for the next one was cut short.
-        self._expect(None if self._busy else self._bounds.header_seconds)
+        # If the reply was complete before the request was, uvicorn has already stopped its
+        # keep-alive timer, so a timeout for the next request is needed here.
+        self._set_read_timeout(None if self._busy else self._limits.header_seconds)
         super().on_message_complete()
         if self.cycle.lingers and self.cycle.response_complete:
             self.transport.close()
 
-    # --- to the client ------------------------------------------------------------------------
+    # --- output -------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, or wait for it."""
+        """Start the next queued request, or wait for one."""
         self._cycles.popleft()
         super().on_response_complete()
         if not self._busy and not self.transport.is_closing():
             self._limiter.idle[self] = None
-        if not self._whole:
-            bounds = self._bounds
-            self._expect(bounds.body_seconds if self._busy else bounds.header_seconds)
+        if not self._between_requests:
+            limits = self._limits
+            self._set_read_timeout(limits.body_seconds if self._busy else limits.header_seconds)
 
     def pause_writing(self) -> None:
-        """Note that the client is behind with reading."""
+        """Start the timeout of a client that has not read all that was sent."""
         super().pause_writing()
-        self._writing = self.loop.call_later(self._bounds.send_seconds, self._behind)
+        self._write_timer = self.loop.call_later(self._limits.send_seconds, self._on_write_timeout)
         self._limiter.record_unsent(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """Note that the client has read everything."""
+        """Stop the timeout, because the client has read everything."""
         super().resume_writing()
-        self._sent()
+        self._on_flushed()
 
-    def _behind(self) -> None:
-        left = self.transport.get_write_buffer_size()
-        if left > self._limiter.unsent.get(self, 0) - MIN_READ_BYTES:
+    def _on_write_timeout(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent > self._limiter.unsent.get(self, 0) - MIN_READ_BYTES:
             self._limiter.count_closed("unread")
             self.transport.abort()
         else:
-            self._limiter.record_unsent(self, left)
-            self._writing = self.loop.call_later(self._bounds.send_seconds, self._behind)
+            self._limiter.record_unsent(self, unsent)
+            self._write_timer = self.loop.call_later(
+                self._limits.send_seconds, self._on_write_timeout
+            )
 
-    def _sent(self) -> None:
+    def _on_flushed(self) -> None:
         self._limiter.record_unsent(self, 0)
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
-    def _left(self) -> bool:
-        """Say whether the client has closed its side already, where the system can tell."""
+    def _peer_closed(self) -> bool:
+        """Return True if the client has closed its side; False where the system cannot tell."""
         if not hasattr(select, "POLLRDHUP"):
             return False
         poll = select.poll()
         poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
         return bool(poll.poll(0))
 
-    def _look(self) -> None:
-        """End one who went before a reply: with requests queued nothing is read, not even that."""
-        self._looking = None
-        if self.pipeline and not self._cycles[0].response_started and self._left():
+    def _check_peer(self) -> None:
+        """Abort the connection if the client closed it before the current reply began.
+
+        While requests are queued nothing is read from the socket, so asyncio does not notice.
+        """
+        self._peer_timer = None
+        if self.pipeline and not self._cycles[0].response_started and self._peer_closed():
             self._limiter.count_closed("left")
             self.transport.abort()
         elif self.pipeline:
-            self._looking = self.loop.call_later(PEER_CHECK_SECONDS, self._look)
+            self._peer_timer = self.loop.call_later(PEER_CHECK_SECONDS, self._check_peer)
 
-    # --- bounds -------------------------------------------------------------------------------
+    # --- timeouts and rejections --------------------------------------------------------------
 
     @property
     def _busy(self) -> bool:
@@ -285,42 +300,42 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def _has_body(self) -> bool:
-        """Whether the headers announce one."""
+        """Whether the headers announce a body."""
         return any(
             name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 "))
             for name, value in self.headers
         )
 
-    def _expect(self, seconds: float | None) -> None:
-        """Give the client so long to send what it is at, or as long as it likes."""
-        if self._reading is not None:
-            self._reading.cancel()
-        late = self._late
-        self._reading = None if seconds is None else self.loop.call_later(seconds, late)
+    def _set_read_timeout(self, seconds: float | None) -> None:
+        """Restart the timeout for the client's input; None turns it off."""
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        callback = self._on_read_timeout
+        self._read_timer = None if seconds is None else self.loop.call_later(seconds, callback)
 
-    def _leave(self) -> None:
-        """Tell the application that its client is gone: uvicorn tells of the last request alone."""
+    def _notify_disconnect(self) -> None:
+        """Send `http.disconnect` to every unanswered request; uvicorn does so for the last only."""
         for cycle in self._cycles:
             cycle.disconnected = True
             cycle.message_event.set()
 
-    def _late(self) -> None:
-        self._reading = None
-        if self.cycle is not None and self.cycle.lingers:  # it was heard out for long enough
+    def _on_read_timeout(self) -> None:
+        self._read_timer = None
+        if self.cycle is not None and self.cycle.lingers:  # already answered
             self.transport.abort()
             return
         self._limiter.count_closed("late")
-        if not self._busy and (self._whole or not self._in_head):  # nothing begun, or all said
-            self.transport.abort()
+        if not self._busy and (self._between_requests or not self._in_headers):
+            self.transport.abort()  # no request has begun, or the last one has been answered
         else:
-            what = "headers" if self._in_head else "body"
-            self._refuse(408, f"the request's {what} took too long; send it again", "timeout")
+            part = "headers" if self._in_headers else "body"
+            self._reject(408, f"the request's {part} took too long; send it again", "timeout")
 
-    def _refuse(self, status: int, message: str, code: str) -> None:
-        """Say why in JSON, if no other reply is under way, and close."""
-        self._ended = True
-        self._expect(None)
-        self._leave()
+    def _reject(self, status: int, message: str, code: str) -> None:
+        """Send a JSON error, unless another reply is being sent, and close the connection."""
+        self._input_closed = True
+        self._set_read_timeout(None)
+        self._notify_disconnect()
         if self.pipeline or (self._busy and self.cycle.response_started):
             self.transport.abort()
             return
@@ -337,10 +352,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             b"x-request-id": request_id.encode(),
             **{name.lower().encode(): value.encode() for name, value in SECURITY_HEADERS.items()},
         }
-        given = [*self.server_state.default_headers, *headers.items()]
-        head = b"".join(b"%s: %s\r\n" % header for header in given)
+        lines = [*self.server_state.default_headers, *headers.items()]
+        head = b"".join(b"%s: %s\r\n" % header for header in lines)
         self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._limiter.mark_idle(self)  # nothing, but it may make room
+        self._limiter.mark_idle(self)  # it may make room for another connection
         self.loop.call_later(LINGER_SECONDS, self.transport.abort)

@@ -1,4 +1,4 @@
-"""Who may be connected: how many clients, who makes room for others, and what is said of it."""
+"""Limits on all connections together, and the choice of which to close when they are exceeded."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 log = logging.getLogger("scanline.connections")
 
-MAX_LINGERING = 32  # connections of those who were refused, beside those that may be there
-MAX_UNSENT_BYTES = 2**28  # of replies that clients have yet to read, all together
-LOG_INTERVAL_SECONDS = 10.0  # between two log lines of connections turned away
-_CROWDED = {
+MAX_LINGERING = 32  # refused connections kept open to read their error, on top of the limit
+MAX_UNSENT_BYTES = 2**28  # of replies that clients have not read yet, all connections together
+LOG_INTERVAL_SECONDS = 10.0  # minimum time between two warnings about too many connections
+_CONSEQUENCES = {
     "full": "a new one is refused",
     "crowded": "the longest idle is closed",
     "share": "one of the client that has the most is closed",
@@ -24,7 +24,12 @@ _CROWDED = {
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """What a connection may take: bytes of a head, seconds of each part, and how many there are."""
+    """Limits of connections: ``header_bytes`` and timeouts of each, and ``connections`` in all.
+
+    ``header_bytes`` bounds a request's first line and headers. ``header_seconds`` and
+    ``body_seconds`` bound the time in which a client must send them and the body; ``send_seconds``
+    the time in which it must read a part of a reply.
+    """
 
     header_bytes: int = 32_768
     header_seconds: float = 10.0
@@ -34,108 +39,129 @@ class ConnectionLimits:
 
 
 class ConnectionLimiter:
-    """Who is in, whose requests are yet to come, and what is said of those who are turned away.
+    """Registry of open connections that enforces the limits on all of them together.
 
-    ``turned_away`` counts connections by reason, ``requests`` replies by route, method and status,
-    and ``refused`` refusals by the error's code.
+    Args:
+        limits: The limits.
+        closed: Counter of connections closed by the server, by reason.
+        requests: Counter of replies, by route, method and status.
+        errors: Counter of error replies, by code.
     """
 
     def __init__(
         self,
-        bounds: ConnectionLimits,
-        turned_away: prometheus_client.Counter,
+        limits: ConnectionLimits,
+        closed: prometheus_client.Counter,
         requests: prometheus_client.Counter,
-        refused: prometheus_client.Counter,
+        errors: prometheus_client.Counter,
     ) -> None:
-        self.bounds = bounds
-        # Those whose request is not whole yet, for the longest first.
+        self.limits = limits
+        # Connections without a complete request, the longest idle first.
         self.idle: dict[HttpToolsProtocol, None] = {}
-        # How many bytes each has yet to read, who is behind for the longest first.
+        # Bytes that each client has not read yet; the client that is behind for longest first.
         self.unsent: dict[HttpToolsProtocol, int] = {}
-        self._whose: dict[HttpToolsProtocol, str] = {}  # of all that were taken, the newest last
-        self._heard_out: set[HttpToolsProtocol] = set()  # refused and still read, to see why
-        self._unsent = 0
-        self._turned_away, self._requests, self._refused = turned_away, requests, refused
-        self._said = -LOG_INTERVAL_SECONDS
+        # Client address (or network) of each admitted connection, the newest last.
+        self._clients: dict[HttpToolsProtocol, str] = {}
+        self._lingering: set[HttpToolsProtocol] = set()  # refused, but still reading their error
+        self._total_unsent = 0
+        self._closed, self._requests, self._errors = closed, requests, errors
+        self._logged_at = -LOG_INTERVAL_SECONDS
 
-    def admit(self, connection: HttpToolsProtocol, whose: str, there: int) -> bool:
-        """Take a connection, with which so many are ``there``; False if none makes room for it.
+    def admit(self, connection: HttpToolsProtocol, client: str, open_connections: int) -> bool:
+        """Register a new connection, and close another one if the limit is exceeded.
 
-        One without a request makes room, who owes it the longest; where all have one, the newest
-        of the client that has the most, if that is more than the newcomer has with this one.
+        The longest idle connection is closed first. If all have a request, the newest connection of
+        the client with the most connections is closed, provided that this client would still have
+        at least as many as ``client``.
+
+        Args:
+            connection: The new connection.
+            client: Address or network of its client.
+            open_connections: Number of connections, including this one and lingering ones.
+
+        Returns:
+            False if no connection could be closed, and the new one must be refused.
         """
-        there -= len(self._heard_out)
-        if there > self.bounds.connections and not self._make_room(whose):
+        open_connections -= len(self._lingering)
+        if open_connections > self.limits.connections and not self._make_room(client):
             return False
-        self._whose[connection] = whose
+        self._clients[connection] = client
         self.idle[connection] = None
         return True
 
     @property
     def admitted(self) -> int:
-        """Count the connections that were taken and are still there."""
-        return len(self._whose)
+        """Number of open connections that were admitted."""
+        return len(self._clients)
 
     def mark_idle(self, connection: HttpToolsProtocol) -> None:
-        """Note that a connection has no request, if it was taken: another's place is none."""
-        if connection in self._whose:
+        """Record that an admitted connection has no request, so that it can make room."""
+        if connection in self._clients:
             self.idle[connection] = None
 
     def allow_lingering(self, connection: HttpToolsProtocol) -> bool:
-        """Let one that was not taken send on for a moment, where few do: it then reads why."""
-        if len(self._heard_out) >= MAX_LINGERING:
+        """Keep a refused connection open for a moment, so that the client can read its error.
+
+        Returns:
+            False if ``MAX_LINGERING`` connections already do so.
+        """
+        if len(self._lingering) >= MAX_LINGERING:
             return False
-        self._heard_out.add(connection)
+        self._lingering.add(connection)
         return True
 
     def release(self, connection: HttpToolsProtocol) -> None:
-        """Forget a connection, if it was taken."""
-        self._heard_out.discard(connection)
+        """Remove a connection from the registry."""
+        self._lingering.discard(connection)
         self.idle.pop(connection, None)
-        self._whose.pop(connection, None)
+        self._clients.pop(connection, None)
 
-    def _make_room(self, whose: str) -> bool:
+    def _make_room(self, client: str) -> bool:
         if self.idle:
-            reason, one = "crowded", next(iter(self.idle))
+            reason, victim = "crowded", next(iter(self.idle))
         else:
-            counts = Counter(self._whose.values())
-            most = max(counts, key=counts.__getitem__, default=whose)
-            if counts[most] <= counts[whose] + 1:
+            counts = Counter(self._clients.values())
+            largest = max(counts, key=counts.__getitem__, default=client)
+            if counts[largest] <= counts[client] + 1:
                 self.count_closed("full")
                 return False
-            newest = (one for one in reversed(self._whose) if self._whose[one] == most)
-            reason, one = "share", next(newest)
-        self.release(one)
+            newest_first = reversed(self._clients)
+            reason, victim = "share", next(c for c in newest_first if self._clients[c] == largest)
+        self.release(victim)
         self.count_closed(reason)
-        one.transport.abort()
+        victim.transport.abort()
         return True
 
     def count_rejection(self, status: int, code: str) -> None:
-        """Count a refusal that no route gave."""
+        """Count an error reply that was sent before any route was chosen."""
         self._requests.labels("other", "other", status).inc()
-        self._refused.labels(code).inc()
+        self._errors.labels(code).inc()
 
     def record_unsent(self, connection: HttpToolsProtocol, unsent: int) -> None:
-        """Note what a client has yet to read; of too much in all, the longest behind go."""
-        self._unsent += unsent - self.unsent.get(connection, 0)
+        """Record how many bytes a client has not read yet, and enforce the limit on their sum.
+
+        While the sum exceeds ``MAX_UNSENT_BYTES``, the connection that has been behind for longest
+        is aborted.
+        """
+        self._total_unsent += unsent - self.unsent.get(connection, 0)
         self.unsent[connection] = unsent
         if not unsent:
             del self.unsent[connection]
-        while self._unsent > MAX_UNSENT_BYTES:
+        while self._total_unsent > MAX_UNSENT_BYTES:
             longest = next(iter(self.unsent))
-            self._unsent -= self.unsent.pop(longest)
+            self._total_unsent -= self.unsent.pop(longest)
             self.count_closed("unread")
             longest.transport.abort()
 
     def count_closed(self, reason: str) -> None:
-        """Count a connection ended by the server, and log that there are too many, now and then."""
-        self._turned_away.labels(reason).inc()
+        """Count a connection closed by the server; log a warning if there are too many."""
+        self._closed.labels(reason).inc()
         now = time.monotonic()
-        if reason in _CROWDED and now - self._said >= LOG_INTERVAL_SECONDS:
-            self._said = now
+        if reason in _CONSEQUENCES and now - self._logged_at >= LOG_INTERVAL_SECONDS:
+            self._logged_at = now
             log.warning(
                 "all %d connections are taken: %s; raise SCANLINE_MAX_CONNECTIONS and the limit "
-                "on open files if these are honest clients",
-                self.bounds.connections,
-                _CROWDED[reason],
+                "on open files if these clients are legitimate",
+                self.limits.connections,
+                _CONSEQUENCES[reason],
             )

@@ -1,4 +1,4 @@
-"""uvicorn's request and response, where it frames a reply wrongly, or hangs up too soon."""
+"""Fixes for how uvicorn frames a reply and closes its connection."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 class ResponseCycle(RequestResponseCycle):
     """One request and its response.
 
-    HTTP/1.0 knows no chunks: what has no length ends where the connection does. Whoever still sends
-    as they are answered is heard out, for to close with bytes unread is a reset, which takes the
-    reply from them: such a cycle ``lingers`` until its request is in.
+    Adds two things to uvicorn's class:
+
+    - HTTP/1.0 has no chunked encoding, so a reply without a length ends where its connection does.
+    - A connection that is closed while the client still sends is reset, and the client loses the
+      reply. So a cycle whose request is incomplete ``lingers``: the connection is closed only once
+      the whole request has been received.
     """
 
     unframed = lingers = False
 
     async def send(self, message: Any) -> None:
-        """Send a part of the reply."""
+        """Send one ASGI message of the reply."""
         if message["type"] == "http.response.start":
             if self.scope["http_version"] == "1.0":
                 names = [name.lower() for name, _ in message.get("headers", [])]
@@ -31,5 +34,5 @@ class ResponseCycle(RequestResponseCycle):
             if not message.get("more_body") and self.more_body and not self.keep_alive:
                 self.lingers = self.keep_alive = True
         await super().send(message)
-        if self.lingers and not self.more_body:  # it came in while the reply was still going out
+        if self.lingers and not self.more_body:  # the request ended while the reply was sent
             self.transport.close()

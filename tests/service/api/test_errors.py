@@ -66,7 +66,7 @@ def test_a_stream_that_is_asked_for_and_refused_at_once_is_neither(api: LiveServ
         api.complete(picture, accept=accept, stream="false"),
     ):
         says = check_error(reply, 400, "unsupported", "stream")
-        assert f"stream is false, and Accept asks for {accept}: leave one out" in says
+        assert f"stream is false, but Accept asks for {accept}: leave one out" in says
 
 
 @pytest.mark.parametrize(("body", "param", "says"), WRONG_SAMPLES)
@@ -258,7 +258,7 @@ def test_a_form_that_cannot_be_read_is_refused_with_its_fault(api: LiveServer, r
         message = check_error(reply, 400, "form_invalid")
         assert message.startswith("the form cannot be read (")
         assert says in message
-        assert "pictures as files" in message
+        assert "images as files" in message
     refused = 'scanline_refused_total{reason="form_invalid"}'
     assert refused in api.client.get("/metrics").text
 

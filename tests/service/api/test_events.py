@@ -15,8 +15,8 @@ from scanline.service.api.cursors import Cursor, parse_cursors
 from scanline.service.api.events import _EventSource, stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.thread_pool import FairThreadPool
-from scanline.service.http.waiting import WaitingClient
 from tests.service.fixtures import COLOUR, GREY, no_streams, streamed
 from tests.sse_client import Event, parse_sse, rebuild
 

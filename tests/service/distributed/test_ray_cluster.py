@@ -45,7 +45,7 @@ def test_without_a_cluster(
     joining = ModuleType(RAY_CLUSTER)
     joining.RayCluster = refuse  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, RAY_CLUSTER, joining)
-    expected = r"no Ray cluster to draw in: nobody listens; RAY_ADDRESS .* RAY_AUTH_MODE=token"
+    expected = r"connect to a Ray cluster: nobody listens; .*RAY_ADDRESS .* RAY_AUTH_MODE=token"
     with pytest.raises(ValueError, match=expected):
         serve(settings)
 

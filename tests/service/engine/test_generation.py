@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from scanline.service.api.waiting import wait_for_change, wait_until_finished
 from scanline.service.engine.generation import (
     CanvasView,
     FinishReason,
@@ -20,7 +21,7 @@ from scanline.service.engine.generation import (
     GenerationSpec,
     Image,
 )
-from scanline.service.http.waiting import WaitingClient, wait_for_change, wait_until_finished
+from scanline.service.http.disconnect import WaitingClient
 from tests.service.engine.fixtures import BOTH, Gate, assert_right, drawn, finished, running
 from tests.service.fixtures import DEADLINE, GREY, FakeDecoder, fake_image, until
 

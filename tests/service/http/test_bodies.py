@@ -104,13 +104,13 @@ def test_large_json_is_looked_through_beside_the_event_loop(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where: list[str] = []
-    check = bodies._check_names
+    check = bodies._check_json_keys
 
     def noted(body: bytes) -> None:
         where.append(threading.current_thread().name)
         check(body)
 
-    monkeypatch.setattr(bodies, "_check_names", noted)
+    monkeypatch.setattr(bodies, "_check_json_keys", noted)
     monkeypatch.setattr(bodies, "LARGE_JSON_BYTES", 20)
     for model in ("grey", "grey" + " " * 20):
         client.post("/v1/samples", json={"model": model})
@@ -196,7 +196,7 @@ def test_an_unknown_query_parameter_is_refused(client: httpx.Client) -> None:
         check_error(client.get(path), 400, "extra_forbidden")
     check_error(client.post("/v1/samples?n=4", json={}), 400, "extra_forbidden", "n")
     reply = client.get(f"/v1/generations/{drawn}?outptu=values")
-    assert "there is output" in check_error(reply, 400, "extra_forbidden", "outptu")
+    assert "known ones are output" in check_error(reply, 400, "extra_forbidden", "outptu")
     assert client.get(f"/v1/generations/{drawn}?output=values").status_code == 200
     reply = client.get(f"/v1/generations/{drawn}?output=values&output=png")
     check_error(reply, 400, "too_many", "output")
@@ -272,7 +272,7 @@ def test_what_requests_under_way_hold_is_bounded_and_shared(
     monkeypatch: pytest.MonkeyPatch, share: int, form: int, other: int
 ) -> None:
     """A caller's are, but for two of the largest; so are all; what is answered holds nothing."""
-    monkeypatch.setattr(body_limit, "SHARE_BYTES", share)
+    monkeypatch.setattr(body_limit, "MIN_SHARE_BYTES", share)
 
     async def ask() -> None:
         go_on, refused = asyncio.Event(), list[str]()
@@ -297,7 +297,7 @@ def test_what_requests_under_way_hold_is_bounded_and_shared(
                 await middleware(scope, receive, send)
             except ApiError as error:
                 closes = (error.headers or {}).get("Connection")  # for more of it may come
-                whose = "yours" if "yours" in str(error.detail) else "all"
+                whose = "yours" if "your requests" in str(error.detail) else "all"
                 refused.append(f"{caller} {error.status_code} {whose} {closes}")
 
         tasks = [asyncio.create_task(upload(caller)) for caller in "aaabbccddeef"]
@@ -307,6 +307,6 @@ def test_what_requests_under_way_hold_is_bounded_and_shared(
         await asyncio.gather(*tasks)
         await asyncio.gather(*(upload("a") for _ in range(2)))
         assert len(refused) == 2
-        assert not middleware._held  # or each address that ever sent something would stay
+        assert not middleware._caller_bytes  # or each address that ever sent something would stay
 
     asyncio.run(ask())

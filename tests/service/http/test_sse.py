@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from scanline.service.api.events import stream_events
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.sse import (
-    EVENTS_IN_ALL,
     KEEP_ALIVE_SECONDS,
-    LONGEST_PAUSE,
+    MAX_EVENTS_IN_ALL,
+    MAX_PAUSE,
     TICK,
     StreamPacer,
 )
 from scanline.service.http.thread_pool import FairThreadPool
-from scanline.service.http.waiting import WaitingClient
 from scanline.service.openai.events import stream_images
 from scanline.service.openai.rendering import choose_rendering
 from scanline.service.openai.requests import GenerationsRequest
@@ -64,7 +64,7 @@ def crowd(count: int, cores: int = 4) -> tuple[StreamPacer, contextlib.ExitStack
 
 
 @pytest.mark.parametrize(
-    ("count", "least", "most"), [(0, 55, 62), (EVENTS_IN_ALL // 10 - 1, 9, 12), (5000, 2, 4)]
+    ("count", "least", "most"), [(0, 55, 62), (MAX_EVENTS_IN_ALL // 10 - 1, 9, 12), (5000, 2, 4)]
 )
 def test_pixels_drawn_quicker_than_anyone_sees_come_together(
     count: int, least: int, most: int
@@ -96,7 +96,7 @@ def test_pixels_drawn_quicker_than_anyone_sees_come_together(
     ("cores", "count", "pause"),
     [
         (64, 1, TICK), (64, 4, TICK), (64, 5, 2 * TICK), (4, 4, TICK), (4, 13, 4 * TICK),
-        (4, 80, 80 / EVENTS_IN_ALL), (4, 100_000, LONGEST_PAUSE), (2, 2, TICK), (2, 4, 2 * TICK),
+        (4, 80, 80 / MAX_EVENTS_IN_ALL), (4, 100_000, MAX_PAUSE), (2, 2, TICK), (2, 4, 2 * TICK),
         (1, 1, TICK), (1, 2, 2 * TICK),
     ],
 )  # fmt: skip

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.errors import ApiError
 from scanline.service.http.thread_pool import FairThreadPool
-from scanline.service.http.waiting import WaitingClient
 from tests.service.fixtures import DEADLINE, until
 
 
@@ -32,22 +32,22 @@ def test_a_pool_has_no_more_waiting_than_it_may_and_room_for_whoever_has_none() 
         async with clients("many", "another") as (many, another):
             asked = [asyncio.create_task(pool.run(many, go_on.wait, 60)) for _ in range(9)]
             await asyncio.to_thread(until, lambda: pool.queued == 7)
-            with pytest.raises(ApiError, match="too many pictures"):
+            with pytest.raises(ApiError, match="too many images"):
                 await pool.run(many, go_on.wait, 1)
             asked.append(asyncio.create_task(pool.run(another, go_on.wait, 60)))
             await asyncio.to_thread(until, lambda: pool.queued == 8)
             for client in (many, another):
-                with pytest.raises(ApiError, match="too many pictures") as refused:
+                with pytest.raises(ApiError, match="too many images") as refused:
                     await pool.run(client, go_on.wait, 1)
                 assert (refused.value.code, refused.value.headers) == ("full", {"Retry-After": "1"})
-            pool._seconds = 5.0  # that each piece takes
+            pool._task_seconds = 5.0  # that each piece takes
             with pytest.raises(ApiError, match="try again in 20 s") as refused:
                 await pool.run(many, go_on.wait, 1)
             assert refused.value.headers == {"Retry-After": "20"}
             go_on.set()
             assert await asyncio.gather(*asked) == [True] * 10
             assert pool.queued == 0
-            assert 0 < pool._seconds < 60
+            assert 0 < pool._task_seconds < 60
 
     asyncio.run(ask())
 
@@ -85,14 +85,14 @@ def test_who_leaves_a_pool_holds_nobody_up() -> None:
             asked[1].cancel()
             await asyncio.wait(asked[1:2])
             assert pool.queued == 2
-            pass_on = pool._pass_on
+            pass_on = pool._hand_over
 
             def pass_on_to_one_who_leaves() -> None:
-                pool._pass_on = pass_on  # type: ignore[method-assign]
+                pool._hand_over = pass_on  # type: ignore[method-assign]
                 pass_on()
                 asked[2].cancel()  # whose turn has come, which it has yet to see
 
-            pool._pass_on = pass_on_to_one_who_leaves  # type: ignore[method-assign]
+            pool._hand_over = pass_on_to_one_who_leaves  # type: ignore[method-assign]
             asked[0].cancel()  # at work
             go_on.set()
             assert await asyncio.wait_for(asked[3], DEADLINE)
@@ -111,14 +111,14 @@ def test_a_turn_that_comes_as_its_task_is_cancelled_is_another_s() -> None:
         async with clients("a") as (a,):
             asked = [asyncio.create_task(pool.run(a, go_on.wait, 60)) for _ in range(3)]
             await asyncio.to_thread(until, lambda: pool.queued == 2)
-            pass_on = pool._pass_on
+            pass_on = pool._hand_over
 
-            def cancel_and_pass_on() -> None:
-                pool._pass_on = pass_on  # type: ignore[method-assign]
+            def cancel_and_hand_over() -> None:
+                pool._hand_over = pass_on  # type: ignore[method-assign]
                 asked[1].cancel()
                 pass_on()
 
-            pool._pass_on = cancel_and_pass_on  # type: ignore[method-assign]
+            pool._hand_over = cancel_and_hand_over  # type: ignore[method-assign]
             go_on.set()
             assert await asyncio.wait_for(asked[2], DEADLINE)
             assert await asked[0]

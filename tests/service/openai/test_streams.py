@@ -17,9 +17,9 @@ import pytest
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
 from scanline.service.engine.queue import Queue
+from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.sse import KEEP_ALIVE_COMMENT, stream_response
 from scanline.service.http.thread_pool import FairThreadPool
-from scanline.service.http.waiting import WaitingClient
 from scanline.service.openai.events import stream_images
 from scanline.service.openai.rendering import choose_rendering
 from scanline.service.openai.requests import GenerationsRequest
@@ -91,7 +91,7 @@ def test_comments_keep_a_stream_open_and_the_client_sees_none(
     sent = stream_response
 
     def counted(*arguments: Any, **named: Any) -> Any:
-        request, engine, generation, events, streams = arguments
+        request, events, *rest = arguments
 
         async def noted(client: WaitingClient) -> AsyncIterator[bytes]:
             comments = 0
@@ -101,7 +101,7 @@ def test_comments_keep_a_stream_open_and_the_client_sees_none(
                     go_on.set()
                 yield event
 
-        return sent(request, engine, generation, noted, streams, **named)
+        return sent(request, noted, *rest, **named)
 
     monkeypatch.setattr("scanline.service.openai.routes.stream_response", counted)
     with listening(app, lambda: app_state.ready) as url, openai_client(url) as client:
@@ -193,7 +193,9 @@ def test_a_cancelled_stream_ends_with_an_error() -> None:
         assert generation is not None
         queue.cancel(generation)
         cancelled.set()
-        with pytest.raises(openai.APIError, match="the drawing was cancelled; ask for it again"):
+        with pytest.raises(
+            openai.APIError, match="the generation was cancelled; send the request again"
+        ):
             told.extend(stream)
     assert told == []  # none is complete
 

@@ -121,9 +121,9 @@ def test_who_can_draw_no_more_ends_the_process() -> None:
         app_state.ready = False
         assert app_state.fatal_error() is None  # it is ending already, and others may finish
         app_state.ready = True
-        expected = "grey can draw no more (see the log): start the server again"
+        expected = "grey cannot draw any more (see the log): start the server again"
         assert app_state.fatal_error() == expected
         frontend = pytest.importorskip("scanline.service.distributed.application").Frontend({}, {})
         frontend._app_state = app_state
-        with pytest.raises(RuntimeError, match="grey can draw no more"):
+        with pytest.raises(RuntimeError, match="grey cannot draw any more"):
             frontend.check_health()

@@ -50,7 +50,7 @@ def test_sigterm_finishes_what_runs_then_exits_0(weights: Path, tmp_path: Path) 
         same = [e.data for e in events if e.name == "image" and e.data["index"] == 0]
         assert same[0]["png"] == images[0]["png"]
         log = server.ended()
-    assert "SIGTERM: 3 images run, 0 wait; finishing them within 60 s" in log
+    assert "SIGTERM: 3 images running, 0 waiting; finishing them within 60 s" in log
     assert "cut off" not in log
 
 

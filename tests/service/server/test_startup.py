@@ -46,7 +46,7 @@ def test_one_that_is_told_to_end_as_it_starts_does(which: str) -> None:
 import os, signal, time
 import scanline.service.server as server
 from scanline.service.cli.main import main
-serving.load_checkpoints = lambda *_: (os.kill(os.getpid(), signal.{which}), time.sleep(60))
+server.load_checkpoints = lambda *_: (os.kill(os.getpid(), signal.{which}), time.sleep(60))
 main(["serve"])
 """
     done = subprocess.run(

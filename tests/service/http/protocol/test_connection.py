@@ -103,7 +103,7 @@ def test_a_refusal_is_counted_and_logged(
         connection.sendall(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n")
         check_refusal(read_all(connection), 414, "too_long")
     assert counted() == [one + 1 for one in before]
-    assert "414 the URL is over 8,192 bytes" in caplog.text
+    assert "414 the URL exceeds 8,192 bytes" in caplog.text
 
 
 def test_large_heads_within_the_bounds_pass(patient: httpx.Client) -> None:

@@ -93,7 +93,7 @@ def test_who_has_left_with_a_request_queued_is_looked_for_no_more(
         looks.append(connection)
         return False
 
-    monkeypatch.setattr(BoundedHttpProtocol, "_left", look)
+    monkeypatch.setattr(BoundedHttpProtocol, "_peer_closed", look)
 
     async def leave() -> None:
         connection, _ = FakeServer(think).enter()

@@ -49,7 +49,7 @@ def test_a_body_behind_an_upgrade_is_a_body_and_no_request(
     length: str, body: bytes, at_once: int
 ) -> None:
     """As Java's client sends every one: it offers HTTP/2."""
-    upgrade = "BoundedHttpProtocol: Upgrade, HTTP2-Settings\r\nUpgrade: h2c"
+    upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c"
     head = f"PUT /a HTTP/1.1\r\nHost: x\r\n{upgrade}\r\n{length}\r\n\r\n".encode()
     sent = (head + body) * 2 + GET
 
@@ -68,7 +68,7 @@ def test_a_body_behind_an_upgrade_is_a_body_and_no_request(
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_a_body_behind_an_upgrade_is_read_of_one_who_will_go(version: str) -> None:
-    upgrade = "BoundedHttpProtocol: close, Upgrade\r\nUpgrade: h2c"
+    upgrade = "Connection: close, Upgrade\r\nUpgrade: h2c"
     head = f"PUT /a HTTP/{version}\r\nHost: x\r\n{upgrade}\r\nContent-Length: {len(GET)}\r\n\r\n"
 
     async def ask() -> None:

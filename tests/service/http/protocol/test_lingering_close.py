@@ -45,7 +45,7 @@ def dialled(app_state: AppState, app: FastAPI) -> Iterator[socket.socket]:
         yield connection
 
 
-@pytest.mark.parametrize("closes", [b"", b"BoundedHttpProtocol: close\r\n"])
+@pytest.mark.parametrize("closes", [b"", b"Connection: close\r\n"])
 @pytest.mark.parametrize("announced", [True, False])
 def test_who_sends_too_much_reads_that_it_is_too_much(announced: bool, closes: bytes) -> None:
     """A connection closed with bytes unread is reset, and what was written is lost with it."""
@@ -63,7 +63,7 @@ def test_who_sends_too_much_reads_that_it_is_too_much(announced: bool, closes: b
 
 
 def test_who_sends_on_for_too_long_is_told_once_and_not_counted_as_late() -> None:
-    body = b"BoundedHttpProtocol: close\r\nContent-Length: 9999999\r\n\r\n" + b" " * 2**16
+    body = b"Connection: close\r\nContent-Length: 9999999\r\n\r\n" + b" " * 2**16
     with serve(max_json=1024, header_seconds=0.5) as client:
         with dial(client) as connection:
             connection.sendall(HEAD + body)
