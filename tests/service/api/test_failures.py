@@ -93,7 +93,7 @@ def test_a_bug_is_500_with_an_id_a_log_line_and_a_count(
             json={},
             headers={"X-Request-ID": "mine", "Origin": "https://page.example"},
         )
-        assert "inside" in check_error(reply, 500, "internal_error")  # "… inside the server"
+        assert "internal error" in check_error(reply, 500, "internal_error")
         assert "KeyError" not in reply.text
         assert reply.headers["x-request-id"] == "mine"
         assert reply.headers["access-control-allow-origin"] == "https://page.example"
@@ -221,7 +221,7 @@ def test_models_that_fit_alone_but_not_together_are_refused(
     both.open(two)
     assert both.models == {}
     assert both.failure is not None
-    assert both.failure.startswith("the slots of one and two take ")
+    assert both.failure.startswith("the slots of one and two need ")
     assert both.failure.endswith(": set SCANLINE_SLOTS to 6, or serve fewer models")
     fitting, _ = build({"slots": 6})
     fitting.open(two)
