@@ -33,7 +33,7 @@ expect = playwright.expect
 
 def wait_until_drawn(page: Page, view: str = "draw") -> None:
     """Wait until a view has drawn all its images."""
-    expect(page.locator(f"#{view} .results [data-report]")).to_contain_text("a second")
+    expect(page.locator(f"#{view} .results [data-status-panel]")).to_contain_text("a second")
 
 
 def open_in_editor(visit: Open, **options: Any) -> Page:

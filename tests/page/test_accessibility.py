@@ -192,7 +192,7 @@ def test_focus_stays_in_form_after_cancel(visit: Open, grey: FakeDecoder) -> Non
     grey.before_step = lambda slots: time.sleep(0.2)
     page.click("#draw-form button[type=submit] >> nth=0")
     page.press("#draw [data-cancel]", "Enter")
-    expect(page.locator("#draw [data-report]")).to_contain_text("Cancelled")
+    expect(page.locator("#draw [data-status-panel]")).to_contain_text("Cancelled")
     focused = page.evaluate("document.activeElement.matches('#draw-form [type=submit]')")
     assert focused
 

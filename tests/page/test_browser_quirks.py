@@ -90,7 +90,7 @@ def test_pictures_are_encoded_without_canvas(visit: Open) -> None:
     page.click("#viewer-inside")
     wait_until_measured(page)
     page.click("#inside .primary >> text=Continue in 8 ways")
-    expect(page.locator("#whatif-results [data-report]")).to_contain_text("a second")
+    expect(page.locator("#whatif-results [data-status-panel]")).to_contain_text("a second")
 
 
 def test_address_is_written_later_if_history_is_rate_limited(visit: Open) -> None:

@@ -96,11 +96,11 @@ def test_dice_choose_new_short_seed(visit: Open) -> None:
 def test_pixel_count_is_exact(visit: Open) -> None:
     page = visit("#draw?n=64&seed=1&model=colour")
     wait_until_drawn(page)
-    report = page.text_content("#draw [data-report]")
+    report = page.text_content("#draw [data-status-panel]")
     assert f" {64 * COLOUR.pixels} pixels" in (report or "")
     page = visit("#draw?n=37&seed=1")
     wait_until_drawn(page)
-    report = page.text_content("#draw [data-report]")
+    report = page.text_content("#draw [data-status-panel]")
     assert f" {37 * GREY.pixels:,} pixels" in (report or "")
 
 
@@ -118,7 +118,7 @@ def test_cancel_keeps_drawn_pixels(visit: Open, grey: FakeDecoder) -> None:
     grey.before_step = lambda slots: time.sleep(0.3) if grey.steps else None
     page = visit()
     page.click("#draw [data-cancel]")
-    expect(page.locator("#draw [data-report]")).to_contain_text("Cancelled")
+    expect(page.locator("#draw [data-status-panel]")).to_contain_text("Cancelled")
     expect(page.locator("#draw [data-cancel]")).to_be_hidden()
 
 
@@ -133,7 +133,7 @@ def test_cancel_shows_drawn_pixels_with_reduced_motion(visit: Open, grey: FakeDe
         page.click("#draw-form button[type=submit]")
     until(lambda: len(grey.steps) > steps + 4)
     page.click("#draw [data-cancel]")
-    expect(page.locator("#draw [data-report]")).to_contain_text("drawn so far stay")
+    expect(page.locator("#draw [data-status-panel]")).to_contain_text("drawn so far stay")
     expect(page.locator("#draw .image-grid small")).to_have_text("unfinished")
     assert pixels(page, "#draw .image-grid canvas")[0][: 4 * GREY.width] == row
 

@@ -51,7 +51,7 @@ def test_lost_connection_is_resumed(visit: Open) -> None:
     page.route("**/events", refuse_once)
     page.fill("#draw-form [name=seed]", "5")
     page.click("#draw-form button[type=submit]")
-    expect(page.locator("#draw [data-report]")).to_contain_text("Reconnecting")
+    expect(page.locator("#draw [data-status-panel]")).to_contain_text("Reconnecting")
     wait_until_drawn(page)
     assert pixels(page, "#draw .image-grid canvas") == whole
     assert len(resumed) == 2
@@ -91,11 +91,13 @@ def test_replaced_server_draws_the_same(visit: Open) -> None:
         )
         expect(page.locator("#draw .image-grid small").first).to_have_text("drawing")
         first.drain()
-        expect(page.locator("#draw [data-report]")).to_contain_text("Reconnecting")
+        expect(page.locator("#draw [data-status-panel]")).to_contain_text("Reconnecting")
     second, app = build(decoders={"grey": FakeDecoder(GREY, 4)})
     port = int(url.rpartition(":")[2])
     with listening(app, lambda: second.ready, port):
-        expect(page.locator("#draw [data-report]")).to_contain_text("a second", timeout=60_000)
+        expect(page.locator("#draw [data-status-panel]")).to_contain_text(
+            "a second", timeout=60_000
+        )
         again = visit("#draw?n=2&seed=5", url=url)
         wait_until_drawn(again)
         assert pixels(page, "#draw .image-grid canvas") == pixels(again, "#draw .image-grid canvas")
@@ -128,7 +130,9 @@ def test_server_back_at_last_try_draws_again(visit: Open) -> None:
         page.evaluate(CUT)
         page.fill("#draw-seed", "5")
         page.click("#draw-form button[type=submit]")
-        expect(page.locator("#draw [data-report]")).to_contain_text("a second", timeout=30_000)
+        expect(page.locator("#draw [data-status-panel]")).to_contain_text(
+            "a second", timeout=30_000
+        )
         assert len(requested) == 8
         assert pixels(page, "#draw .image-grid canvas") == whole
         page.context.close()
@@ -193,7 +197,7 @@ def test_generation_cancelled_twice_fails(visit: Open) -> None:
 
     page.route("**/v1/samples", cancel)
     page.click("#inside-new")
-    expect(page.locator("#inside .actions [data-report]")).to_have_text(
+    expect(page.locator("#inside .actions [data-status-panel]")).to_have_text(
         "The drawing was cancelled."
     )
     expect(page.locator("#inside-caption")).not_to_contain_text("bits/dim")
@@ -209,7 +213,7 @@ def test_cancel_does_not_wait_for_response(visit: Open, grey: FakeDecoder) -> No
     expect(page.locator("#draw .image-grid small").first).to_have_text("drawing")
     with page.expect_request(lambda request: request.method == "DELETE"):
         page.click("#draw [data-cancel]")
-    expect(page.locator("#draw [data-report]")).to_contain_text("Cancelled")
+    expect(page.locator("#draw [data-status-panel]")).to_contain_text("Cancelled")
 
 
 def answer_first(page: Page, times: int, **reply: Any) -> list[int]:
@@ -232,7 +236,7 @@ def test_bad_gateway_is_retried(visit: Open) -> None:
     wait_until_drawn(page)
     requested = answer_first(page, 2, status=502, body="no server")
     page.click("#draw-form button[type=submit]")
-    expect(page.locator("#draw [data-report]")).to_contain_text("Reconnecting in")
+    expect(page.locator("#draw [data-status-panel]")).to_contain_text("Reconnecting in")
     wait_until_drawn(page)
     assert len(requested) == 3
 
@@ -244,7 +248,7 @@ def test_full_server_is_retried(visit: Open) -> None:
     full = {"status": 429, "headers": {"Retry-After": "1"}, "json": {"error": error}}
     requested = answer_first(page, 1, **full)
     page.click("#draw-form button[type=submit]")
-    expect(page.locator("#draw [data-report]")).to_contain_text("full. Trying again")
+    expect(page.locator("#draw [data-status-panel]")).to_contain_text("full. Trying again")
     wait_until_drawn(page)
     assert len(requested) == 2
 
@@ -265,7 +269,7 @@ def test_queue_position_is_shown(
     until(lambda: served[0].models["grey"].engine.queue.waiting == 2)
     try:
         page.click("#draw-form button[type=submit]")
-        expect(page.locator("#draw [data-report]")).to_contain_text("1 image is ahead")
+        expect(page.locator("#draw [data-status-panel]")).to_contain_text("1 image is ahead")
     finally:
         hold.set()  # otherwise the server never stops
     wait_until_drawn(page)

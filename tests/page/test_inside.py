@@ -140,7 +140,7 @@ def test_continuation_from_chosen_value(visit: Open) -> None:
     assert 100 < chosen < 180
     page.fill("#whatif-0", "201")
     page.click("#whatif-form button[type=submit]")
-    expect(page.locator("#whatif-results [data-report]")).to_contain_text("a second")
+    expect(page.locator("#whatif-results [data-status-panel]")).to_contain_text("a second")
     given, *ways = pixels(page, "#whatif-results .image-grid canvas")
     assert len(ways) == 8
     place = 2 * GREY.width + 3
@@ -158,7 +158,7 @@ def test_continuation_without_suggested_value(visit: Open) -> None:
     page.route("**/v1/distribution", lambda route: None)  # never answers
     touch(page, "#inside-picture", 3, 2, GREY.width, GREY.height)
     page.click("#whatif-form button[type=submit]")
-    expect(page.locator("#whatif-results [data-report]")).to_contain_text("a second")
+    expect(page.locator("#whatif-results [data-status-panel]")).to_contain_text("a second")
     given = pixels(page, "#whatif-results .image-grid canvas")[0]
     place = 2 * GREY.width + 3
     assert all(given[3::4][:place])
@@ -219,7 +219,7 @@ def test_inside_view_of_colour_model(visit: Open) -> None:
     for channel, value in enumerate((1, 2, 3)):
         page.fill(f"#whatif-{channel}", str(value))
     page.click("#whatif-form button[type=submit]")
-    expect(page.locator("#whatif-results [data-report]")).to_contain_text("a second")
+    expect(page.locator("#whatif-results [data-status-panel]")).to_contain_text("a second")
     place = 1 * COLOUR.width + 1
     for image in pixels(page, "#whatif-results .image-grid canvas"):
         assert image[4 * place : 4 * place + 3] == [1, 2, 3]
@@ -306,7 +306,7 @@ def test_replay_pauses(visit: Open) -> None:
         at = place.input_value()
         page.wait_for_timeout(600)
         assert place.input_value() == at
-    expect(page.locator("#whatif-results [data-report]")).to_contain_text("a second")
+    expect(page.locator("#whatif-results [data-status-panel]")).to_contain_text("a second")
     assert place.input_value() == at
 
 

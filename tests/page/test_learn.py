@@ -107,7 +107,7 @@ def test_busy_server_is_retried(visit: Open) -> None:
         error = {"message": "the queue is full", "type": "x", "param": None, "code": "queue_full"}
         route.fulfill(status=429, headers={"Retry-After": "1"}, json={"error": error})
 
-    expect(page.locator("#draw [data-report]")).to_contain_text("a second")
+    expect(page.locator("#draw [data-status-panel]")).to_contain_text("a second")
     for path in ("samples", "score", "distribution", "completions"):
         page.route(f"**/v1/{path}", refuse_once)
     page.click("nav [data-view=learn]")

@@ -140,7 +140,9 @@ def test_link_with_sampling_fields_only(visit: Open) -> None:
 @pytest.mark.parametrize("view", ["complete", "inside"])
 def test_damaged_picture_in_link_is_reported(visit: Open, view: str) -> None:
     page = visit(f"#{view}?image=%25%25")
-    expect(page.locator(f"#{view} [data-report]").first).to_contain_text("It is not a picture.")
+    expect(page.locator(f"#{view} [data-status-panel]").first).to_contain_text(
+        "It is not a picture."
+    )
 
 
 @pytest.mark.parametrize("label", ["A FROG", "2"])

@@ -147,4 +147,6 @@ def test_particle_warning_is_shown(visit: Open) -> None:
 
     page.route("**/v1/completions", warn)
     page.click("#complete-form button[type=submit]")
-    expect(page.locator("#complete [data-report]")).to_contain_text("few tries fitted what follows")
+    expect(page.locator("#complete [data-status-panel]")).to_contain_text(
+        "few tries fitted what follows"
+    )

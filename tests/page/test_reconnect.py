@@ -126,7 +126,7 @@ def test_examples_report_waiting(visit: Open) -> None:
 def test_inside_view_reports_waiting(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED"])
     wait_until_drawn(page)
-    report = "#inside .actions [data-report]"
+    report = "#inside .actions [data-status-panel]"
     listen(page, report)
     for path in ("samples", "score"):
         lose(page, path, 1)
@@ -167,7 +167,7 @@ def test_lost_query_does_not_drop_the_next(visit: Open, other: str) -> None:
     else:
         page.select_option("#model", "colour")
         expect(page.locator("#inside-caption")).to_contain_text("bits/dim")
-    listen(page, "#inside .actions [data-report]")
+    listen(page, "#inside .actions [data-status-panel]")
     requested[0].abort()
     expect(page.locator("#expected-text")).to_contain_text("ost likely")
     expect(page.locator("#charts")).to_have_attribute("aria-busy", "false")

@@ -78,7 +78,7 @@ def test_guidance_needs_class(visit: Open) -> None:
         page.locator("#draw-sampling-guidance-hint"),
     )
     expect(dial).to_be_disabled()
-    expect(words).to_contain_text("needs a class")
+    expect(words).to_contain_text("Choose a class")
     page.check("#draw-classes [value=one]")
     wait_until_drawn(page)
     expect(dial).to_be_enabled()

@@ -23,7 +23,7 @@ export class ImageGrid {
    */
   constructor(view, viewer, form = view) {
     this.list = view.querySelector(".image-grid");
-    this.status = new StatusPanel(view.querySelector("[data-report]"));
+    this.status = new StatusPanel(view.querySelector("[data-status-panel]"));
     this.cancelButton = form.querySelector("[data-cancel]");
     this.viewer = viewer;
     this.toolbar = new GridToolbar(this.list, (text) => this.status.showError(text));

@@ -26,7 +26,7 @@ export class InsideView {
     this.page = page;
     this.view = byId("inside");
     this.form = byId("inside-form");
-    this.status = new StatusPanel(this.view.querySelector(".actions [data-report]"));
+    this.status = new StatusPanel(this.view.querySelector(".actions [data-status-panel]"));
     this.whatIf = new WhatIf(page.viewer, () => this.prediction.onSamplingChange());
     this.prediction = new Prediction({
       getSampling: () => this.whatIf.sampling.values,

@@ -5,18 +5,18 @@ import { setRange } from "./fields.js";
 const SLIDERS = {
   temperature: {
     label: "Temperature", min: 0, max: 1.5, step: 0.05,
-    hint: "1 is what the model learned. Less is plainer; much less can leave the picture empty",
+    hint: "1 is what the model learned. Less is plainer; much less can leave the picture empty.",
   },
   guidance: {
     label: "Guidance", min: 0, max: 10, step: 0.25,
-    hint: "pulls towards the class. 1 is what the model learned; more is plainer and less varied",
+    hint: "Pulls towards the class. 1 is what the model learned; more is plainer and less varied.",
   },
   top_p: {
     label: "Top-p", min: 0.5, max: 1, step: 0.01,
-    hint: "keeps the most likely values that have this share together; 1 keeps all",
+    hint: "Keeps the most likely values that together have this share; 1 keeps all.",
   },
 };
-const NEEDS_CLASS = "needs a class to pull towards";
+const NEEDS_CLASS = "Choose a class to use guidance.";
 const formatValue = (value) => String(Number(value.toFixed(3)));
 
 /** Sampling sliders in a form. The exact value of a link is kept, even between two slider steps. */
