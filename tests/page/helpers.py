@@ -93,10 +93,10 @@ def box(page: Page, selector: str) -> dict[str, float]:
 def touch(page: Page, selector: str, column: int, row: int, width: int, height: int) -> None:
     """Click one pixel of a canvas of ``width`` × ``height`` picture pixels."""
     page.locator(selector).scroll_into_view_if_needed()
-    place = box(page, selector)
+    rect = box(page, selector)
     page.mouse.click(
-        place["x"] + place["width"] * (column + 0.5) / width,
-        place["y"] + place["height"] * (row + 0.5) / height,
+        rect["x"] + rect["width"] * (column + 0.5) / width,
+        rect["y"] + rect["height"] * (row + 0.5) / height,
     )
 
 

@@ -39,8 +39,8 @@ def test_tool_restored_by_browser_is_applied(visit: Open) -> None:
     wait_until_drawn(page, "complete")
     expect(page.locator("[name=tool]:checked")).to_have_value("draw")
     page.locator("#editor").scroll_into_view_if_needed()
-    place = box(page, "#editor")
-    page.mouse.click(place["x"] + place["width"] / 2, place["y"] + place["height"] * 0.9)
+    rect = box(page, "#editor")
+    page.mouse.click(rect["x"] + rect["width"] / 2, rect["y"] + rect["height"] * 0.9)
     assert [255, 0, 0, 255] in np.reshape(pixels(page, "#editor")[0], (-1, 4)).tolist()
 
 
@@ -123,8 +123,8 @@ def test_click_outside_closes_dialog_without_closedby(visit: Open) -> None:
     wait_until_drawn(page)
     page.locator("#draw .image-grid button").first.click()
     page.click("#viewer-title")
-    place = box(page, "#viewer-speed")
-    page.mouse.move(place["x"] + 9, place["y"] + place["height"] / 2)
+    rect = box(page, "#viewer-speed")
+    page.mouse.move(rect["x"] + 9, rect["y"] + rect["height"] / 2)
     page.mouse.down()
     page.mouse.move(5, 400)
     page.mouse.up()

@@ -48,11 +48,11 @@ def editor(page: Page) -> NDArray[np.uint8]:
 def sketch(page: Page, height: float) -> None:
     """Draw a horizontal stroke at this fraction of the editor's height."""
     page.locator("#editor").scroll_into_view_if_needed()
-    place = box(page, "#editor")
-    y = place["y"] + place["height"] * height
-    page.mouse.move(place["x"] + place["width"] * 0.3, y)
+    rect = box(page, "#editor")
+    y = rect["y"] + rect["height"] * height
+    page.mouse.move(rect["x"] + rect["width"] * 0.3, y)
     page.mouse.down()
-    page.mouse.move(place["x"] + place["width"] * 0.7, y, steps=4)
+    page.mouse.move(rect["x"] + rect["width"] * 0.7, y, steps=4)
     page.mouse.up()
 
 

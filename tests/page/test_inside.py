@@ -31,7 +31,7 @@ from tests.service.fixtures import COLOUR, GREY, FakeDecoder, encode, random_pic
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
-LoadedModel = tuple[AppState, str, FakeDecoder]
+Server = tuple[AppState, str, FakeDecoder]
 VERDICT = re.compile(r"^(Expected .+, got .+|.+, as expected): \d+\.\d bits\.$")
 
 
@@ -100,7 +100,7 @@ def test_keys_move_by_pixel_and_row(visit: Open) -> None:
     expect(slider).to_have_js_property("ariaValueText", "row 3, column 4")
 
 
-def test_next_surprise_follows_pixel_bits(visit: Open, served: LoadedModel) -> None:
+def test_next_surprise_follows_pixel_bits(visit: Open, served: Server) -> None:
     page = visit("#inside")
     picture = encode(random_picture())
     look_at(page, picture)
@@ -143,11 +143,11 @@ def test_continuation_from_chosen_value(visit: Open) -> None:
     expect(page.locator("#whatif-results [data-status-panel]")).to_contain_text("a second")
     given, *ways = pixels(page, "#whatif-results .image-grid canvas")
     assert len(ways) == 8
-    place = 2 * GREY.width + 3
-    before = np.asarray(picture).ravel()[:place].tolist()
+    pixel = 2 * GREY.width + 3
+    before = np.asarray(picture).ravel()[:pixel].tolist()
     for way in (given, *ways):
-        assert way[0::4][: place + 1] == [*before, 201]
-    assert not any(given[3::4][place + 1 :])
+        assert way[0::4][: pixel + 1] == [*before, 201]
+    assert not any(given[3::4][pixel + 1 :])
 
 
 def test_continuation_without_suggested_value(visit: Open) -> None:
@@ -160,9 +160,9 @@ def test_continuation_without_suggested_value(visit: Open) -> None:
     page.click("#whatif-form button[type=submit]")
     expect(page.locator("#whatif-results [data-status-panel]")).to_contain_text("a second")
     given = pixels(page, "#whatif-results .image-grid canvas")[0]
-    place = 2 * GREY.width + 3
-    assert all(given[3::4][:place])
-    assert not any(given[3::4][place:])
+    pixel = 2 * GREY.width + 3
+    assert all(given[3::4][:pixel])
+    assert not any(given[3::4][pixel:])
 
 
 def test_temperature_changes_chart(visit: Open) -> None:
@@ -220,9 +220,9 @@ def test_inside_view_of_colour_model(visit: Open) -> None:
         page.fill(f"#whatif-{channel}", str(value))
     page.click("#whatif-form button[type=submit]")
     expect(page.locator("#whatif-results [data-status-panel]")).to_contain_text("a second")
-    place = 1 * COLOUR.width + 1
+    pixel = 1 * COLOUR.width + 1
     for image in pixels(page, "#whatif-results .image-grid canvas"):
-        assert image[4 * place : 4 * place + 3] == [1, 2, 3]
+        assert image[4 * pixel : 4 * pixel + 3] == [1, 2, 3]
 
 
 def test_phone_shows_picture_to_chart_at_once(visit: Open) -> None:
@@ -295,7 +295,7 @@ def test_expected_colour_conditions_on_expected_channels(visit: Open) -> None:
 def test_replay_pauses(visit: Open) -> None:
     page = visit("#inside")
     look_at(page, encode(random_picture()))
-    play, place = page.locator("#inside-play"), page.locator("#inside-position")
+    play, slider = page.locator("#inside-play"), page.locator("#inside-position")
     for stop in ("#inside-play", "#whatif-form button[type=submit]"):
         expect(play).to_have_text("Replay")
         page.select_option("#inside-speed", index=0)
@@ -303,11 +303,11 @@ def test_replay_pauses(visit: Open) -> None:
         expect(play).to_have_text("Pause")
         page.click(stop)
         expect(play).to_have_text("Replay")
-        at = place.input_value()
+        at = slider.input_value()
         page.wait_for_timeout(600)
-        assert place.input_value() == at
+        assert slider.input_value() == at
     expect(page.locator("#whatif-results [data-status-panel]")).to_contain_text("a second")
-    assert place.input_value() == at
+    assert slider.input_value() == at
 
 
 def test_charts_follow_colour_scheme(visit: Open) -> None:

@@ -104,8 +104,8 @@ def drag(page: Page, by: tuple[float, float], fingers: int = 1) -> None:
     """Drag fingers, side by side, over the editor."""
     session: CDPSession = page.context.new_cdp_session(page)
     page.evaluate("() => scrollTo(0, 0)")
-    place = box(page, "#editor")
-    x, y = place["x"] + place["width"] / 3, place["y"] + place["height"] / 4
+    rect = box(page, "#editor")
+    x, y = rect["x"] + rect["width"] / 3, rect["y"] + rect["height"] / 4
 
     def send(kind: str, count: int, share: float = 0) -> None:
         points = [

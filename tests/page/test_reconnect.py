@@ -39,9 +39,9 @@ def listen(page: Page, *lines: str) -> None:
         """(lines) => {
             window.messages = Object.fromEntries(lines.map((line) => [line, []]));
             for (const line of lines) {
-                const place = document.querySelector(line);
-                new MutationObserver(() => window.messages[line].push(place.textContent))
-                    .observe(place, { childList: true, subtree: true });
+                const element = document.querySelector(line);
+                new MutationObserver(() => window.messages[line].push(element.textContent))
+                    .observe(element, { childList: true, subtree: true });
             }
         }""",
         lines,
@@ -73,7 +73,7 @@ def test_scenes_report_waiting_and_continue(visit: Open) -> None:
     expect(page.locator(limits)).to_contain_text("without looking")
     messages = page.evaluate("window.messages")
     for line in (dice, bits, limits):
-        assert any(LOST in sentence for sentence in messages[line]), messages
+        assert any(LOST in text for text in messages[line]), messages
 
 
 def test_failed_scenes_restart_by_themselves(visit: Open) -> None:
@@ -120,7 +120,7 @@ def test_examples_report_waiting(visit: Open) -> None:
     expect(page.locator("#examples canvas")).to_have_count(6)
     expect(page.locator("#editor-status")).to_be_empty()
     messages = page.evaluate("window.messages['#editor-status']")
-    assert any(LOST in sentence for sentence in messages), messages
+    assert any(LOST in text for text in messages), messages
 
 
 def test_inside_view_reports_waiting(visit: Open) -> None:
@@ -134,7 +134,7 @@ def test_inside_view_reports_waiting(visit: Open) -> None:
     wait_until_measured(page)
     expect(page.locator(report)).to_be_empty()
     messages = page.evaluate(f"window.messages['{report}']")
-    assert any(LOST in sentence for sentence in messages), messages
+    assert any(LOST in text for text in messages), messages
 
 
 def test_prediction_error_disappears_on_success(visit: Open) -> None:
@@ -174,7 +174,7 @@ def test_lost_query_does_not_drop_the_next(visit: Open, other: str) -> None:
     assert len(requested) > 1
     if other == "model":
         messages = page.evaluate("Object.values(window.messages).flat()")
-        assert not any("cannot be reached" in sentence for sentence in messages)
+        assert not any("cannot be reached" in text for text in messages)
 
 
 def test_game_reports_waiting_for_model(visit: Open) -> None:
