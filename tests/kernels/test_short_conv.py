@@ -1,4 +1,4 @@
-"""The short convolution: its kernel, and a network with it in three views that agree."""
+"""The short convolution: the kernel, and equal results of a network's three forms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scanline.kernels.short_conv import naive_short_conv, short_conv
 from scanline.model.checkpoint import FORMAT, CheckpointError, load_checkpoint, save_checkpoint
 from scanline.model.config import ModelConfig
 from scanline.model.layers.base import State
-from scanline.model.network import LinearTransformer
+from scanline.model.network import LinearTransold
 from scanline.model.training.config import TrainingConfig
 from scanline.model.training.trainer import Trainer
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
@@ -33,7 +33,7 @@ every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.k
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("shape", [(2, 5, 6, 8), (1, 1, 4, 3), (3, 2, 12, 1)])
-def test_it_is_the_sum_of_its_taps_and_so_are_its_gradients(
+def test_kernel_and_gradients_match_the_sum_of_taps(
     shape: tuple[int, int, int, int], stride: int
 ) -> None:
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -47,7 +47,7 @@ def test_it_is_the_sum_of_its_taps_and_so_are_its_gradients(
         assert_close(one, other)
 
 
-def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
+def test_double_backward_raises() -> None:
     x = torch.randn(1, 2, 3, 4, requires_grad=True)
     weight = torch.randn(5, 4, requires_grad=True)
     (first,) = torch.autograd.grad(short_conv(x, weight).sum(), x, create_graph=True)
@@ -55,15 +55,15 @@ def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
         torch.autograd.grad(first.sum() + weight.sum(), weight)
 
 
-def test_each_tap_is_where_it_is_said_to_be() -> None:
+def test_tap_positions() -> None:
     x = torch.arange(1, 13, dtype=torch.float64).view(1, 3, 4, 1)
-    for tap, row in enumerate(([6], [5], [1], [2], [3])):  # of what stands at row 1, column 1
+    for tap, row in enumerate(([6], [5], [1], [2], [3])):  # the tap's value at row 1, column 1
         weight = torch.zeros(5, 1, dtype=torch.float64)
         weight[tap] = 1
         assert short_conv(x, weight)[0, 1, 1].tolist() == row
     everything = torch.ones(5, 1, dtype=torch.float64)
     corners = short_conv(x, everything)[0, :, :, 0]
-    assert corners[0, 0] == 1  # nothing stands left of or above the first
+    assert corners[0, 0] == 1  # nothing is left of or above the first position
     assert corners[1, 0] == 5 + 1 + 2
     assert corners[1, 3] == 8 + 7 + 3 + 4
 
@@ -72,15 +72,13 @@ def test_each_tap_is_where_it_is_said_to_be() -> None:
     ("x", "weight", "stride"),
     [((2, 3, 4), (5, 4), 1), ((1, 2, 3, 4), (4, 4), 1), ((1, 2, 3, 4), (5, 4), 3)],
 )
-def test_shapes_that_do_not_fit_are_refused(
-    x: tuple[int, ...], weight: tuple[int, ...], stride: int
-) -> None:
+def test_invalid_shapes_raise(x: tuple[int, ...], weight: tuple[int, ...], stride: int) -> None:
     with pytest.raises(ValueError, match=r"(x|weight|stride) must be"):
         short_conv(torch.zeros(x), torch.zeros(weight), stride)
 
 
 def stepped(
-    network: LinearTransformer, canvas: Tensor, labels: Tensor, states: list[State], first: int
+    network: LinearTransold, canvas: Tensor, labels: Tensor, states: list[State], first: int
 ) -> tuple[Tensor, list[State]]:
     rows = []
     for step in range(first, network.config.steps):
@@ -109,15 +107,15 @@ def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None
 
 
 @torch.no_grad()
-def test_it_begins_as_the_identity() -> None:
+def test_initial_weights_are_the_identity() -> None:
     plain = random_network(tiny_config())
-    convolved = LinearTransformer(tiny_config(short_conv="2x3")).double().eval()
+    convolved = LinearTransold(tiny_config(short_conv="2x3")).double().eval()
     convolved.load_state_dict(convolved.state_dict() | plain.state_dict())
     canvas = random_canvas(plain.config, 2)
     assert torch.equal(plain(canvas), convolved(canvas))
 
 
-def test_a_run_begins_with_a_checkpoint_that_has_none(tmp_path: Path) -> None:
+def test_training_starts_from_a_checkpoint_without_convolution(tmp_path: Path) -> None:
     plain, config = random_network(tiny_config()).float(), tiny_config(short_conv="2x3")
     save_checkpoint(tmp_path / "plain.safetensors", plain, {})
     settings = TrainingConfig(steps=1)
@@ -132,8 +130,8 @@ def test_a_run_begins_with_a_checkpoint_that_has_none(tmp_path: Path) -> None:
         back.start_from(tmp_path / "conv.safetensors")
 
 
-def test_checkpoints_without_the_field_are_read_as_before(tmp_path: Path) -> None:
-    """As every option that is new: a file as written before has no such field."""
+def test_old_checkpoints_without_the_field_load(tmp_path: Path) -> None:
+    """Checkpoints written before an option existed lack its field."""
     network = random_network(tiny_config()).float()
     import json
 
@@ -143,14 +141,14 @@ def test_checkpoints_without_the_field_are_read_as_before(tmp_path: Path) -> Non
     del fields["short_conv"], fields["attention"]
     tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
     metadata = {"format": FORMAT, "config": json.dumps(fields)}
-    safetensors.torch.save_file(tensors, tmp_path / "former.safetensors", metadata)
-    loaded = load_checkpoint(tmp_path / "former.safetensors").model
+    safetensors.torch.save_file(tensors, tmp_path / "old.safetensors", metadata)
+    loaded = load_checkpoint(tmp_path / "old.safetensors").model
     assert loaded.config == network.config
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, network.state_dict()[name])
 
 
-def test_networks_that_cannot_have_it_are_refused() -> None:
+def test_unsupported_networks_raise() -> None:
     with pytest.raises(ValueError, match="short_conv"):
         tiny_config(input="previous", start="given", short_conv="2x3")
     with pytest.raises(ValueError, match="at least 2 pixels wide"):

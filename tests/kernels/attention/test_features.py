@@ -1,4 +1,4 @@
-"""Feature maps: the kernels they stand for, networks with each, and attention to all positions."""
+"""Feature maps: their kernels, networks with each of them, and non-causal attention."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ other_maps = pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if n
 
 
 def qkv(T: int, K: int = 5, V: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Give random q, k, v and directions."""
+    """Return random q, k, v and directions."""
     q, k = torch.randn(2, 2, T, 3, K, dtype=torch.float64)
     return q, k, torch.randn(2, T, 3, V, dtype=torch.float64), random_directions(K).double()
 
 
 def similarity(name: str, q: Tensor, k: Tensor, directions: Tensor) -> Tensor:
-    """Give φ(q)ᵀ φ(k) of every pair without features where there is a formula: ``[B, H, T, T]``."""
+    """Return the kernel φ(q)ᵀ φ(k) of all pairs by its formula: ``[B, H, T, T]``."""
     products = torch.einsum("bthk,bshk->bhts", q, k)
     if name == "polynomial":
         return products.square()
@@ -50,7 +50,7 @@ def similarity(name: str, q: Tensor, k: Tensor, directions: Tensor) -> Tensor:
     if name == "elu":
         phi_q, phi_k = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
         return torch.einsum("bthk,bshk->bhts", phi_q, phi_k)
-    assert name == "random", "a map that is new needs its formula here"
+    assert name == "random", "add the formula of a new feature map here"
     total = torch.zeros_like(products)
     lengths = [(x.square().sum(-1) / math.sqrt(x.shape[-1]) / 2).transpose(1, 2) for x in (q, k)]
     for direction in directions:
@@ -63,8 +63,8 @@ def similarity(name: str, q: Tensor, k: Tensor, directions: Tensor) -> Tensor:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("T", [1, 33, 65])
 @every_map
-def test_attention_by_a_map_weighs_values_by_its_kernel(name: str, T: int, causal: bool) -> None:
-    """Both forms against the kernel's formula, outputs and gradients, and so the final sums."""
+def test_attention_weights_values_by_the_kernel(name: str, T: int, causal: bool) -> None:
+    """Compare outputs, gradients and final states of both forms with the kernel's formula."""
     leaves = [x.requires_grad_() for x in qkv(T)[:3]]
     directions = random_directions(5).double()
     q, k, v = leaves
@@ -86,7 +86,7 @@ def test_attention_by_a_map_weighs_values_by_its_kernel(name: str, T: int, causa
 
 
 @every_map
-def test_features_are_as_many_as_said_and_their_products_never_negative(name: str) -> None:
+def test_feature_count_and_nonnegative_kernel(name: str) -> None:
     q, k, _, directions = qkv(20)
     phi_q, phi_k = features(q, name, directions), features(k, name, directions)
     assert phi_q.shape[-1] == feature_count(name, 5)  # type: ignore[arg-type]
@@ -94,15 +94,15 @@ def test_features_are_as_many_as_said_and_their_products_never_negative(name: st
     assert features(q.float(), name, directions).dtype == torch.float32
 
 
-def test_the_maps_by_hand() -> None:
+def test_feature_values_of_an_example() -> None:
     x = torch.tensor([-2.0, 0.0, 3.0], dtype=torch.float64)
     assert_close(relu_feature_map(x), torch.tensor([0.001, 0.001, 3.001], dtype=torch.float64))
     products = torch.tensor([4.0, 0, -6 * 2**0.5, 0, 0, 9], dtype=torch.float64)
     assert_close(polynomial_feature_map(x), products)
 
 
-def test_random_features_are_the_exponential_kernel_on_average() -> None:
-    """Over many draws, to within five standard errors; and orthogonal in each block."""
+def test_random_features_estimate_the_exponential_kernel() -> None:
+    """The mean of many draws is within five standard errors; blocks are orthogonal."""
     q, k = 0.4 * torch.randn(2, 6, 4, dtype=torch.float64)
     expected = (q @ k.T / 2).exp()
     draws = []
@@ -118,14 +118,14 @@ def test_random_features_are_the_exponential_kernel_on_average() -> None:
     assert_close(products, torch.diag(products.diagonal()))
 
 
-def test_a_larger_query_or_key_keeps_random_features_finite() -> None:
+def test_random_features_of_large_inputs_are_finite() -> None:
     directions = random_directions(32)
     far = torch.linspace(-1e4, 1e4, 9).unsqueeze(-1) * torch.randn(32)
     assert random_feature_map(far, directions).isfinite().all()
     assert random_feature_map(directions, directions).isfinite().all()
 
 
-def test_maps_that_are_none_are_refused() -> None:
+def test_invalid_feature_maps_raise() -> None:
     q, k, v, _ = qkv(3)
     for form in (naive_linear_attention, linear_attention):
         with pytest.raises(ValueError, match=f"one of {', '.join(FEATURE_MAPS)}, or None, not"):
@@ -137,8 +137,8 @@ def test_maps_that_are_none_are_refused() -> None:
     assert get_type_hints(ModelConfig)["feature_map"] == FeatureMap
 
 
-def test_attention_to_all_goes_on_from_a_state() -> None:
-    """Positions split in two: the second half against its own sums and those of the first."""
+def test_non_causal_attention_resumes_from_a_state() -> None:
+    """The second half attends to its own positions and to those in the state."""
     q, k, v, _ = qkv(40)
     whole, final = linear_attention(q, k, v, feature_map="elu", causal=False)
     _, first = linear_attention(q[:, :17], k[:, :17], v[:, :17], feature_map="elu", causal=False)
@@ -150,8 +150,8 @@ def test_attention_to_all_goes_on_from_a_state() -> None:
 
 
 @other_maps
-def test_the_checkpoint_says_all_of_it(name: str, tmp_path: Path) -> None:
-    """Written and read, the same images; and random features are drawn anew in a new network."""
+def test_checkpoint_round_trip(name: str, tmp_path: Path) -> None:
+    """A loaded network draws the same images; a new network has new random features."""
     config = tiny_config(feature_map=name)
     network = random_network(config, dtype=torch.float32)
     save_checkpoint(tmp_path / "mapped.safetensors", network, {})
@@ -165,7 +165,7 @@ def test_the_checkpoint_says_all_of_it(name: str, tmp_path: Path) -> None:
 
 
 @other_maps
-def test_backends_that_do_not_know_a_map_name_it(name: str) -> None:
+def test_native_backend_names_an_unsupported_map(name: str) -> None:
     network = random_network(tiny_config(feature_map=name), dtype=torch.float32)
     assert NativeDecoder.unsupported(network.config) == f"feature_map {name!r} (supported: elu)"
     with pytest.raises(BackendError, match=rf"native.*feature_map {name!r}"):
@@ -174,7 +174,7 @@ def test_backends_that_do_not_know_a_map_name_it(name: str) -> None:
 
 
 @other_maps
-def test_the_triton_backend_names_it_too(name: str) -> None:
+def test_triton_backend_names_an_unsupported_map(name: str) -> None:
     pytest.importorskip("triton")
     from scanline.kernels.cuda.attention import triton_linear_attention
     from scanline.model.decoders.triton import TritonDecoder

@@ -1,4 +1,4 @@
-"""Reformer's attention: its formula, an independent implementation, a network that trains."""
+"""LSH attention: its formula, an independent implementation, and a network that trains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def inputs(
 @pytest.mark.parametrize(("T", "chunk"), [(1, 4), (3, 4), (32, 8), (37, 8), (24, 12), (40, 64)])
 @pytest.mark.parametrize("causal", [True, False])
 @every_rounds
-def test_it_is_its_formula_and_so_are_its_gradients(
+def test_chunked_form_and_gradients_match_the_formula(
     rounds: int, causal: bool, T: int, chunk: int
 ) -> None:
     qk, v, rotations = inputs(rounds, T)
@@ -50,16 +50,16 @@ def test_it_is_its_formula_and_so_are_its_gradients(
         assert_close(one, other)
 
 
-def test_the_formula_by_hand() -> None:
-    """Five positions in chunks of two, in the order that their hashes give them."""
+def test_formula_of_an_example() -> None:
+    """Five positions in chunks of two, ordered by their hashes."""
     qk, v, rotations = inputs(1, 5, B=1, H=1)
     q, values = qk[0, :, 0], v[0, :, 0]
     hashes = torch.cat([q @ rotations[0, 0], -(q @ rotations[0, 0])], -1).argmax(-1).tolist()
     order = sorted(range(5), key=lambda i: (hashes[i], i))
     assert lsh_order(qk, rotations)[0, 0, 0].tolist() == order
     o = naive_lsh_attention(qk, v, rotations, 2)[0, :, 0]
-    for place, i in enumerate(order):
-        own = place // 2
+    for rank, i in enumerate(order):
+        own = rank // 2
         others = [j for j in order[max(0, 2 * own - 2) : 2 * own + 2] if j < i]
         if not others:
             assert_close(o[i], values[i])
@@ -69,17 +69,17 @@ def test_the_formula_by_hand() -> None:
 
 
 @every_rounds
-def test_in_one_chunk_it_is_softmax_attention_to_all_earlier_positions(rounds: int) -> None:
+def test_one_chunk_equals_softmax_attention_to_earlier_positions(rounds: int) -> None:
     qk, v, rotations = inputs(rounds, 9)
     scores = torch.einsum("bthk,bshk->bhts", qk, qk / qk.norm(dim=-1, keepdim=True)) / 6**0.5
     later = torch.ones(9, 9, dtype=torch.bool).triu()
-    later[0, 0] = False  # the first sees itself
+    later[0, 0] = False  # the first position attends to itself
     expected = torch.einsum("bhts,bshv->bthv", scores.masked_fill(later, -torch.inf).softmax(-1), v)
     assert_close(lsh_attention(qk, v, rotations, 16), expected)
 
 
 @every_rounds
-def test_in_one_chunk_not_causal_it_sees_all_but_itself(rounds: int) -> None:
+def test_one_non_causal_chunk_attends_to_all_other_positions(rounds: int) -> None:
     qk, v, rotations = inputs(rounds, 9)
     scores = torch.einsum("bthk,bshk->bhts", qk, qk / qk.norm(dim=-1, keepdim=True)) / 6**0.5
     scores = scores.masked_fill(torch.eye(9, dtype=torch.bool), -torch.inf)
@@ -89,7 +89,7 @@ def test_in_one_chunk_not_causal_it_sees_all_but_itself(rounds: int) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @every_rounds
-def test_what_lies_after_a_rows_end_changes_nothing(rounds: int, causal: bool) -> None:
+def test_positions_after_the_end_have_no_effect(rounds: int, causal: bool) -> None:
     qk, v, rotations = inputs(rounds, 40)
     lengths = torch.tensor([40, 21])
     o = lsh_attention(qk, v, rotations, 8, lengths, causal)
@@ -103,7 +103,7 @@ def test_what_lies_after_a_rows_end_changes_nothing(rounds: int, causal: bool) -
 
 
 @every_rounds
-def test_no_later_value_has_weight(rounds: int) -> None:
+def test_later_values_have_no_weight(rounds: int) -> None:
     qk, v, rotations = inputs(rounds, 40)
     o = lsh_attention(qk, v, rotations, 8)
     changed = v.clone()
@@ -114,8 +114,8 @@ def test_no_later_value_has_weight(rounds: int) -> None:
 
 
 @every_rounds
-def test_transformers_reformer_gives_the_same(rounds: int) -> None:
-    """Where both define the same: theirs lets the first chunk of a round see the one before it."""
+def test_matches_the_transformers_reformer(rounds: int) -> None:
+    """Compare all positions but the first chunk, which attends to the last one in theirs."""
     reformer = pytest.importorskip("transformers.models.reformer.modeling_reformer")
     from transformers import ReformerConfig
 
@@ -141,7 +141,7 @@ def test_transformers_reformer_gives_the_same(rounds: int) -> None:
     assert_close(o[~first], expected[~first], torch.float32)  # theirs adds 1e-6 to norms
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
+def test_invalid_shapes_raise() -> None:
     qk, v, rotations = inputs(1, 5)
     for form in (lsh_attention, naive_lsh_attention):
         with pytest.raises(ValueError, match="v must be"):
@@ -153,7 +153,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 
 @every_rounds
-def test_a_network_of_it_learns_in_every_parameter(rounds: int) -> None:
+def test_all_parameters_of_a_network_get_gradients(rounds: int) -> None:
     network = random_network(tiny_config(attention=f"lsh-{rounds}", channels=3))
     assert network.state_dict()["blocks.0.attention.turns"].shape[0] == rounds
     network.bits(random_canvas(network.config, 3)).sum().backward()  # type: ignore[no-untyped-call]
@@ -162,7 +162,7 @@ def test_a_network_of_it_learns_in_every_parameter(rounds: int) -> None:
         assert parameter.grad.abs().max() > 0, name
 
 
-def test_the_checkpoint_says_all_of_it(tmp_path: Path) -> None:
+def test_checkpoint_round_trip(tmp_path: Path) -> None:
     network = random_network(tiny_config(attention="lsh-4"), dtype=torch.float32)
     save_checkpoint(tmp_path / "hashed.safetensors", network, {})
     read = load_checkpoint(tmp_path / "hashed.safetensors").model
@@ -171,7 +171,7 @@ def test_the_checkpoint_says_all_of_it(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_drawing_with_it_is_refused_and_scoring_is_not() -> None:
+def test_drawing_raises_but_scoring_works() -> None:
     network = random_network(tiny_config(attention="lsh-1"), dtype=torch.float32)
     for backend in ("auto", "reference", "native"):
         with pytest.raises(BackendError, match="cannot run this model: attention 'lsh-1'"):

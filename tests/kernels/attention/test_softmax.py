@@ -1,4 +1,4 @@
-"""Softmax attention: its kernel, a network with it in three views that agree, and one served."""
+"""Softmax attention: the kernel, equal results of a network's three forms, and serving."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def qkv(B: int, T: int, H: int, K: int, V: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 @pytest.mark.parametrize("shape", [(2, 33, 3, 8, 8), (1, 1, 1, 4, 4), (3, 7, 2, 4, 6)], ids=str)
-def test_it_is_its_formula_and_so_are_its_gradients(
+def test_kernel_and_gradients_match_the_formula(
     shape: tuple[int, int, int, int, int],
 ) -> None:
     inputs = [x.requires_grad_() for x in qkv(*shape)]
@@ -71,7 +71,7 @@ def test_it_is_its_formula_and_so_are_its_gradients(
         assert_close(one, other)
 
 
-def test_the_formula_by_hand() -> None:
+def test_formula_of_an_example() -> None:
     q, k, v = qkv(1, 3, 1, 4, 1)
     o = naive_softmax_attention(q, k, v)[0, :, 0, 0].tolist()
     queries, keys, values = q[0, :, 0].tolist(), k[0, :, 0].tolist(), v[0, :, 0, 0].tolist()
@@ -84,7 +84,7 @@ def test_the_formula_by_hand() -> None:
         assert o[j] == pytest.approx(total / sum(weights))
 
 
-def test_a_step_of_rows_at_different_positions_is_the_formula() -> None:
+def test_step_with_rows_at_different_positions() -> None:
     q, k, v = qkv(4, 9, 2, 5, 3)
     positions = torch.tensor([0, 8, 3, 4])
     rows = torch.arange(4)
@@ -93,7 +93,7 @@ def test_a_step_of_rows_at_different_positions_is_the_formula() -> None:
 
 
 @pytest.mark.parametrize("form", [softmax_attention, naive_softmax_attention])
-def test_shapes_that_do_not_fit_are_refused(form: object) -> None:
+def test_invalid_shapes_raise(form: object) -> None:
     assert callable(form)
     q, k, v = qkv(2, 5, 2, 4, 4)
     with pytest.raises(ValueError, match="q and k must both be"):
@@ -109,7 +109,7 @@ def labels_of(config: ModelConfig, rows: int) -> Tensor | None:
 @torch.no_grad()
 @every_config
 def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None:
-    """Each row from its own length: so steps of one call are at different positions too."""
+    """Rows are prefilled to different lengths, so one step has rows at different positions."""
     network = random_network(config)
     canvas, labels = random_canvas(config, 5), labels_of(config, 5)
     parallel, first = network(canvas, labels), network.first_step
@@ -117,7 +117,7 @@ def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None
     for lengths in (torch.zeros(5, dtype=torch.long), torch.tensor([0, 1, 13, 6, config.pixels])):
         known = canvas.clone()
         for row, length in enumerate(lengths.tolist()):
-            known[row, length:] = 255 - known[row, length:]  # prefill must not look there
+            known[row, length:] = 255 - known[row, length:]  # prefill must not read these
         states, _ = network.prefill(known, lengths, labels)
         for row in torch.arange(5).unsqueeze(1):
             mine = [{name: part[row] for name, part in state.items()} for state in states]
@@ -139,7 +139,7 @@ def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None
 
 
 @torch.no_grad()
-def test_it_has_the_weights_of_a_linear_network_and_draws_otherwise() -> None:
+def test_weights_fit_a_linear_network_but_outputs_differ() -> None:
     softmax = random_network(CONFIGS["grey"])
     linear = LinearTransformer(dataclasses.replace(softmax.config, attention="linear")).double()
     linear.load_state_dict(softmax.state_dict())
@@ -147,7 +147,7 @@ def test_it_has_the_weights_of_a_linear_network_and_draws_otherwise() -> None:
     assert not torch.allclose(softmax(canvas), linear(canvas))
 
 
-def test_backends_that_do_not_know_it_name_it() -> None:
+def test_native_backend_names_unsupported_attention() -> None:
     network = random_network(CONFIGS["grey"], dtype=torch.float32)
     with pytest.raises(BackendError, match=r"native.*attention 'softmax'"):
         create_decoder(network, 1, "native")
@@ -155,7 +155,7 @@ def test_backends_that_do_not_know_it_name_it() -> None:
     assert create_decoder(network, 1, "auto").backend == "reference"
 
 
-def test_the_triton_backend_names_it_too() -> None:
+def test_triton_backend_names_unsupported_attention() -> None:
     pytest.importorskip("triton")
     from scanline.model.decoders.triton import TritonDecoder
 
@@ -163,8 +163,8 @@ def test_the_triton_backend_names_it_too() -> None:
     assert reason == "attention 'softmax' (supported: linear)"
 
 
-def test_a_step_writes_one_place_of_its_own_row() -> None:
-    """What a step leaves alone it does not even copy: the state stays where it is."""
+def test_a_step_writes_only_its_own_position() -> None:
+    """The state is updated in place, without copies."""
     network = random_network(CONFIGS["grey"], dtype=torch.float32)
     decoder = ReferenceDecoder(network, 3)
     before = [{name: part.clone() for name, part in state.items()} for state in decoder.states]
@@ -180,8 +180,8 @@ def test_a_step_writes_one_place_of_its_own_row() -> None:
             assert torch.equal(state[name], empty[name])
 
 
-def test_slots_are_bounded_by_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As many as are said to fit do, and one more is refused, as the server's reason to end."""
+def test_slots_are_limited_by_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The reported number of slots fits, one more raises, and the server reports the reason."""
     config = CONFIGS["grey"]
     network = random_network(config, dtype=torch.float32)
     each = config.n_layers * config.steps * config.d_model * 2 * 4
@@ -189,8 +189,8 @@ def test_slots_are_bounded_by_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_pa
         decoder_memory, "free_memory", lambda: int(5.5 * each / decoder_memory.SHARE)
     )
     assert create_decoder(network, 5, "reference").max_slots == 5
-    says = "6 slots .* softmax attention keeps every key and value .* at most 5$"
-    with pytest.raises(BackendError, match=says):
+    message = "6 slots .* softmax attention keeps every key and value .* at most 5$"
+    with pytest.raises(BackendError, match=message):
         create_decoder(network, 6, "reference")
     linear = LinearTransformer(dataclasses.replace(config, attention="linear"))
     with pytest.raises(BackendError, match=r"MB each; .* at most \d+$"):
@@ -203,8 +203,8 @@ def test_slots_are_bounded_by_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "use at most 5; set SCANLINE_SLOTS to 2" in app_state.failure
 
 
-def test_a_served_model_draws_its_images(tmp_path: Path) -> None:
-    """From a checkpoint, over HTTP: two images, one guided, one from known rows."""
+def test_served_model_draws_its_images(tmp_path: Path) -> None:
+    """Draw two images, guided images and a completion over HTTP from a checkpoint."""
     checkpoint = load_checkpoint(save_tiny(tmp_path, "attending", SERVED))
     assert checkpoint.model.config == SERVED
     inputs = InputBatch.empty(SERVED, 2)

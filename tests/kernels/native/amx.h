@@ -1,4 +1,4 @@
-// AMX's products written out, to build its code for a CPU that has none (Intel's intrinsics guide,
+// Emulation of AMX in plain C++, to test its code on CPUs that lack it (Intel's intrinsics guide,
 // LDTILECFG and TDPBUSD).
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-// As much of a tile's configuration as is used, and a thread's tiles.
+// The used part of the tile configuration, and a thread's tiles.
 struct TileConfiguration {
     uint8_t palette, unused[15];
     uint16_t line_bytes[16];
@@ -34,8 +34,8 @@ inline void store_tile(int tile, void* place, size_t stride) {
                     configured.line_bytes[tile]);
 }
 
-// Adds to `sums` the products of bytes of `left`, row by row, with those of `right`, four by four
-// beneath each other; modulo 2^32. The CPU wants a shape that fits, and ends the process without one.
+// Add to `sums` the products of the bytes of `left`, row by row, with those of `right` in groups of four,
+// modulo 2^32. Like the CPU, end the process if the shapes do not match.
 template <typename Left, typename Right>
 inline void add_products(int sums, int left, int right) {
     const int inputs = configured.line_bytes[left] / 4, outputs = configured.line_bytes[right] / 4;

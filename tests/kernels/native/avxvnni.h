@@ -1,5 +1,5 @@
-// AVX-VNNI's products written out, to build its code for a CPU that has AVX2 alone
-// (Intel's intrinsics guide, VPDPBUSD and VPDPWSSD).
+// Emulation of AVX-VNNI's dot products in plain C++, to test their code on CPUs with AVX2 only (Intel's
+// intrinsics guide, VPDPBUSD and VPDPWSSD).
 #pragma once
 
 #include <immintrin.h>
@@ -7,18 +7,18 @@
 #include <cstdint>
 #include <cstring>
 
-// Adds to each of `sums` the products of so many numbers of `left` and `right`, modulo 2^32.
+// Add to each of `sums` the products of GROUP integers of `left` and `right`, modulo 2^32.
 template <typename Left, typename Right>
 inline __m256i add_products(__m256i sums, __m256i left, __m256i right) {
-    constexpr int TOGETHER = 4 / sizeof(Left);
+    constexpr int GROUP = 4 / sizeof(Left);
     uint32_t totals[8];
-    Left a[8 * TOGETHER];
-    Right b[8 * TOGETHER];
+    Left a[8 * GROUP];
+    Right b[8 * GROUP];
     std::memcpy(totals, &sums, sizeof sums);
     std::memcpy(a, &left, sizeof left);
     std::memcpy(b, &right, sizeof right);
-    for (int i = 0; i < 8 * TOGETHER; ++i)
-        totals[i / TOGETHER] += static_cast<uint32_t>(int32_t{a[i]} * int32_t{b[i]});
+    for (int i = 0; i < 8 * GROUP; ++i)
+        totals[i / GROUP] += static_cast<uint32_t>(int32_t{a[i]} * int32_t{b[i]});
     std::memcpy(&sums, totals, sizeof sums);
     return sums;
 }

@@ -1,4 +1,4 @@
-"""The ISAs, a cache and a compiler, for tests of the native decoder."""
+"""Fixtures of the native decoder's tests: ISAs, a build cache and a fake compiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import build_sooner, some_of
 
 @pytest.fixture(params=some_of(machine_isas()))
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Give each of the machine's ISAs; skips, visibly, those that this CPU or compiler lacks."""
+    """Return each ISA of this architecture; skip those that the CPU or the compiler lacks."""
     name = str(request.param)
     if name not in cpu_isas():
         pytest.skip(f"this CPU has no {name}")
@@ -23,14 +23,14 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     try:
         native.load_library(name)
     except NativeBuildError as error:
-        if compiler_knows(name):
+        if compiler_supports(name):
             raise
         pytest.skip(str(error))
     return name
 
 
-def compiler_knows(isa: str) -> bool:
-    """Whether there is a compiler that can build a file of nothing for an ISA."""
+def compiler_supports(isa: str) -> bool:
+    """Return True if there is a compiler that can build an empty file for an ISA."""
     try:
         compiler = find_compiler()
     except NativeBuildError:
@@ -41,16 +41,16 @@ def compiler_knows(isa: str) -> bool:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give an empty cache folder to build into."""
+    """Return an empty cache folder for builds."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("SCANLINE_CACHE", str(folder))
-    monkeypatch.setenv("SCANLINE_CXXFLAGS", "-O0")  # builds faster
+    monkeypatch.setenv("SCANLINE_CXXFLAGS", "-O0")  # for faster builds
     return folder
 
 
 @pytest.fixture(scope="module")
 def built() -> Path:
-    """Give the portable build that every other test of it uses."""
+    """Return the path of the shared portable build."""
     with pytest.MonkeyPatch.context() as sooner:
         build_sooner("portable", sooner)
         name: str = native.load_library("portable")._name
@@ -59,11 +59,11 @@ def built() -> Path:
 
 @pytest.fixture
 def compiler(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Name a compiler whose every output is that build: for tests of what becomes of outputs."""
-    path = tmp_path / "ready-c++"
+    """Set CXX to a fake compiler that outputs the portable build and logs its arguments."""
+    path = tmp_path / "fake-c++"
     path.write_text(
         f"""#!/bin/sh
-case "$*" in *--version) exec echo ready;; esac
+case "$*" in *--version) exec echo fake;; esac
 echo "$@" >>'{path}.log'
 while [ "$1" != -o ]; do shift; done
 exec cp '{built}' "$2"

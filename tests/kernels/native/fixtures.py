@@ -1,4 +1,4 @@
-"""What tests of the native decoder share: odd sizes, and every step's parameters."""
+"""Helpers of the native decoder's tests: odd sizes, traces and float64 references."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TINY = LinearTransformer(tiny_config())
 def trace(
     decoder: NativeDecoder, inputs: InputBatch
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Run all pixels as they are, known or drawn; give every step's parameters, and the bits."""
+    """Decide all pixels; return every step's head parameters, and the bits."""
     slots = np.arange(len(inputs.canvas), dtype=np.int32)
     parameters = decoder.trace()
     decoder.begin(slots.tolist(), inputs)
@@ -31,11 +31,11 @@ def trace(
     return parameters[slots, int(decoder.config.start == "given") :], decoder.bits[slots]
 
 
-# Whose tolerances a precision has.
+# The dtype whose tolerances apply to a precision.
 DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32, "bf16": torch.bfloat16, "int16": torch.int16, "int8": torch.int8,
 }  # fmt: skip
-# How far parameters may be from float64's, as a part of the largest.
+# Maximum error of parameters relative to float64, as a fraction of the largest parameter.
 ERRORS: dict[Precision, float] = {"float32": 1e-5, "bf16": 3e-2, "int16": 2e-3, "int8": 5e-2}
 
 
@@ -50,17 +50,17 @@ ODD_SIZES = {
 }
 
 
-def exact(
+def float64_outputs(
     config: ModelConfig, canvas: NDArray[np.uint8], inputs: InputBatch
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give the network's parameters and bits in float64."""
-    return exact_of(network_for(config), canvas, inputs)
+    """Return the head parameters and bits of a config's network in float64."""
+    return float64_outputs_of(network_for(config), canvas, inputs)
 
 
-def exact_of(
+def float64_outputs_of(
     network: LinearTransformer, canvas: NDArray[np.uint8], inputs: InputBatch
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give a network's parameters and bits in float64."""
+    """Return the head parameters and bits of a network in float64."""
     network = deepcopy(network).double()
     labels = torch.from_numpy(inputs.label).long()
     with torch.no_grad():
@@ -72,7 +72,7 @@ def exact_of(
 STRICT = "-Wall -Wextra -Wpedantic -Werror -Wno-unused-command-line-argument"
 
 
-def runs(compiler: Path) -> int:
-    """Count what a ready compiler was asked to compile."""
+def compilations(compiler: Path) -> int:
+    """Return the number of compilations of the fake compiler."""
     log = compiler.with_name(f"{compiler.name}.log")
     return len(log.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""The native decoder's numbers: those of float64, on every ISA, in every precision."""
+"""Accuracy of the native decoder against float64, on every ISA and in every precision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from scanline.model.data.dataset import load_dataset
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.native import NativeDecoder
 from tests.conftest import assert_close, build_sooner, some_of, tiny_config
-from tests.kernels.native.fixtures import DTYPES, ERRORS, ODD_SIZES, exact, exact_of, trace
+from tests.kernels.native.fixtures import (
+    DTYPES,
+    ERRORS,
+    ODD_SIZES,
+    float64_outputs,
+    float64_outputs_of,
+    trace,
+)
 from tests.model.decoders.fixtures import (
     blank,
     every_kind,
@@ -30,7 +37,7 @@ from tests.model.decoders.fixtures import (
 )
 from tests.model.network.variants import FEW, every_variant
 
-# What a precision may change of bits/dim on real images.
+# Maximum change of bits/dim on real images by a precision.
 BITS_PER_DIM_ERROR = 0.002
 
 
@@ -38,7 +45,7 @@ def check_against_float64(config: ModelConfig, precision: Precision, isa: str | 
     inputs = masked(config, 3, seed=1)
     decoder = NativeDecoder(network_for(config), 3, 2, precision=precision, isa=isa)
     parameters, bits = trace(decoder, inputs)
-    expected, expected_bits = exact(config, decoder.canvas, inputs)
+    expected, expected_bits = float64_outputs(config, decoder.canvas, inputs)
     dtype = DTYPES[precision]
     if expected.size:
         error = np.abs(parameters - expected).max() / np.abs(expected).max()
@@ -47,12 +54,12 @@ def check_against_float64(config: ModelConfig, precision: Precision, isa: str | 
 
 
 @every_variant
-def test_float32_agrees_with_float64(config: ModelConfig) -> None:
+def test_float32_matches_float64(config: ModelConfig) -> None:
     check_against_float64(config, "float32", None)
 
 
-def is_rest(isa: str, number: int) -> bool:
-    """Whether one of the few variants is left to the other of two ISAs that most CPUs have."""
+def is_covered_elsewhere(isa: str, number: int) -> bool:
+    """Return True if this variant is tested on the other of two ISAs that most CPUs have."""
     return isa != cpu_isas()[0] and isa in ("avx2", "portable") and number % 2 == (isa == "avx2")
 
 
@@ -60,23 +67,23 @@ def is_rest(isa: str, number: int) -> bool:
     ("isa", "config"),
     [
         pytest.param(
-            *isa.values, config, marks=[*isa.marks, *([pytest.mark.broad] if rest else [])],
+            *isa.values, config, marks=[*isa.marks, *([pytest.mark.broad] if covered else [])],
             id=f"{isa.id}-{name}",
         )
         for isa in some_of(machine_isas())
         for number, (name, config) in enumerate((FEW | ODD_SIZES).items())
-        for rest in [name in FEW and is_rest(isa.id, number)]
+        for covered in [name in FEW and is_covered_elsewhere(isa.id, number)]
     ],
     indirect=["isa"],
 )  # fmt: skip
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_isa_agrees_with_float64(config: ModelConfig, precision: Precision, isa: str) -> None:
+def test_every_isa_matches_float64(config: ModelConfig, precision: Precision, isa: str) -> None:
     check_against_float64(config, precision, isa)
 
 
 @every_kind
-def test_samples_are_the_heads(config: ModelConfig, isa: str) -> None:
-    """Each value drawn is what the head's definition draws from the same parameters."""
+def test_samples_match_the_heads(config: ModelConfig, isa: str) -> None:
+    """Drawn values are those that the head's definition draws from the same parameters."""
     inputs = masked(config, 32, seed=2)
     scatter_seeds(inputs)
     inputs.known[:] = False
@@ -93,12 +100,12 @@ def test_samples_are_the_heads(config: ModelConfig, isa: str) -> None:
         )
         drawn = decoder.canvas.reshape(32, config.steps, -1)[:, step]
         equal.append(values.numpy() == drawn)
-    # Where the uniform lies within rounding of the border of two values, either may be drawn.
+    # If the uniform is within rounding of the border between two values, either may be drawn.
     assert np.mean(equal) > 0.998
 
 
 @pytest.mark.parametrize("log_scale", [9.0, -20.0])
-def test_bits_are_right_however_wide_or_narrow_logistics_are(log_scale: float, isa: str) -> None:
+def test_bits_of_extreme_log_scales(log_scale: float, isa: str) -> None:
     config = tiny_config(head="logistic_mixture", encoding="linear")
     network = deepcopy(network_for(config))
     with torch.no_grad():
@@ -106,12 +113,12 @@ def test_bits_are_right_however_wide_or_narrow_logistics_are(log_scale: float, i
     inputs = masked(config, 4, seed=0)
     inputs.known[:] = True
     _, bits = trace(NativeDecoder(network, 4, 1, precision="float32", isa=isa), inputs)
-    _, wanted = exact_of(network, inputs.canvas, inputs)
+    _, wanted = float64_outputs_of(network, inputs.canvas, inputs)
     np.testing.assert_allclose(bits, wanted.reshape(bits.shape), rtol=1e-4)
 
 
-def test_attention_to_next_to_nothing_is_next_to_nothing(isa: str) -> None:
-    """Where all keys' features vanish, what is divided by does not."""
+def test_attention_with_vanishing_features(isa: str) -> None:
+    """If all keys' features vanish, the denominator does not."""
     config = tiny_config()
     network = deepcopy(network_for(config))
     with torch.no_grad():
@@ -121,13 +128,13 @@ def test_attention_to_next_to_nothing_is_next_to_nothing(isa: str) -> None:
     inputs = masked(config, 4, seed=0)
     inputs.known[:] = True
     parameters, _ = trace(NativeDecoder(network, 4, 1, precision="float32", isa=isa), inputs)
-    wanted, _ = exact_of(network, inputs.canvas, inputs)
+    wanted, _ = float64_outputs_of(network, inputs.canvas, inputs)
     assert np.abs(parameters - wanted).max() / np.abs(wanted).max() <= ERRORS["float32"]
 
 
 @pytest.mark.parametrize("temperature", [0.03, 0.005, 1e-4])
-def test_cold_guided_samples_are_the_heads(temperature: float, isa: str) -> None:
-    """What is all but impossible without the label counts too: guidance divides by it."""
+def test_guided_samples_at_low_temperature_match_the_heads(temperature: float, isa: str) -> None:
+    """Tiny unconditional probabilities must be accurate, because guidance divides by them."""
     config = tiny_config(
         channels=3, head="logistic_mixture", encoding="linear", classes=("cat", "dog")
     )
@@ -142,7 +149,8 @@ def test_cold_guided_samples_are_the_heads(temperature: float, isa: str) -> None
     canvas = decoder.canvas[:count]
     unconditional = replace(inputs, label=np.full(count, -1, np.int32))
     labelled, plain = (
-        torch.from_numpy(exact(config, canvas, given)[0]) for given in (inputs, unconditional)
+        torch.from_numpy(float64_outputs(config, canvas, given)[0])
+        for given in (inputs, unconditional)
     )
     uniforms = torch.from_numpy(noises(inputs, config).reshape(count, config.steps, -1))
     full = torch.ones(count, dtype=torch.float64)
@@ -161,8 +169,8 @@ def test_cold_guided_samples_are_the_heads(temperature: float, isa: str) -> None
     assert np.mean(torch.stack(values, 1).numpy() == drawn) > 0.99
 
 
-def test_bits_per_dim_of_the_shipped_weights(data_dir: Path) -> None:
-    """Within 0.002 of the float32 reference on real images."""
+def test_bits_per_dim_of_the_shipped_models(data_dir: Path) -> None:
+    """Bits/dim are within 0.002 of the float32 reference on real images."""
     checked = 0
     for name, path in find_checkpoints(SHIPPED_WEIGHTS).items():
         checkpoint = load_checkpoint(path)
@@ -192,28 +200,28 @@ def replace_known(inputs: InputBatch, canvas: NDArray[np.uint8]) -> InputBatch:
 
 @pytest.mark.parametrize("precision", ["int16", "int8"])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_largest_sums_of_whole_numbers_fit(precision: Precision, sign: int, isa: str) -> None:
-    """Every product of a sum at its largest and of one sign: as far as 32 bits reach."""
+def test_largest_integer_sums_fit_in_32_bits(precision: Precision, sign: int, isa: str) -> None:
+    """All products of a sum are as large as possible and of the same sign."""
     config = tiny_config(d_model=288, d_ff=64, n_layers=1, activation="relu", head="categorical")
     network = network_for(config)
     weights = dict(network.named_parameters())
     with torch.no_grad():
         weights["blocks.0.norm2.weight"].zero_()
-        weights["blocks.0.norm2.bias"].fill_(0.7)  # what each product takes
+        weights["blocks.0.norm2.bias"].fill_(0.7)  # each product's input
         rows = torch.linspace(0.5, 1.5, 64)[:, None]
         weights["blocks.0.linear1.weight"].copy_(sign * rows.expand(64, 288))
         weights["blocks.0.linear1.bias"].fill_(0 if sign > 0 else 400)
     inputs = masked(config, 3, seed=1)
     decoder = NativeDecoder(network, 3, 1, precision=precision, isa=isa)
     parameters, _ = trace(decoder, inputs)
-    expected, _ = exact_of(network, decoder.canvas, inputs)
+    expected, _ = float64_outputs_of(network, decoder.canvas, inputs)
     assert np.abs(parameters - expected).max() <= ERRORS[precision] * np.abs(expected).max()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder for builds that the tests of this module share."""
-    return tmp_path_factory.mktemp("written-out")
+    """Return a folder for builds that this module's tests share."""
+    return tmp_path_factory.mktemp("emulated")
 
 
 def check_same_bytes(plain: NativeDecoder, decoder: NativeDecoder, inputs: InputBatch) -> None:
@@ -227,11 +235,11 @@ def check_same_bytes(plain: NativeDecoder, decoder: NativeDecoder, inputs: Input
 @pytest.mark.parametrize(
     ("isa", "base", "images"), [("avxvnni", "avx2", 7), ("amx", "avx512vnni", 37)]
 )
-def test_products_written_out_have_the_same_bytes(
+def test_emulated_isas_give_the_same_bytes(
     isa: str, base: str, images: int, config: ModelConfig, precision: Precision, folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Where the CPU lacks them: the same sums, and everything around them is the same."""
+    """Emulates the products of ISAs that the CPU lacks in plain C++."""
     if base not in cpu_isas():
         pytest.skip(f"this CPU has no {base}")
     if isa in cpu_isas():
@@ -249,7 +257,7 @@ def test_products_written_out_have_the_same_bytes(
 @pytest.mark.skipif("amx" not in cpu_isas(), reason="this CPU has no AMX, or may not use it")
 @pytest.mark.parametrize("precision", ["int16", "int8"])
 @pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
-def test_amx_has_the_same_bytes_as_avx512(
+def test_amx_gives_the_same_bytes_as_avx512(
     config: ModelConfig, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, inputs = network_for(config), masked(config, 37, seed=1)

@@ -1,4 +1,4 @@
-"""Building the native code: kept, made again, by any compiler, without warnings."""
+"""The build of the native code: compilers, failures, warnings and sanitizers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scanline.model.decoders.base import BackendError
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.decoders.reference import ReferenceDecoder
 from tests.conftest import ROOT, some_of
-from tests.kernels.native.fixtures import STRICT, TINY, runs
+from tests.kernels.native.fixtures import STRICT, TINY, compilations
 
 
 def test_no_compiler(
@@ -29,7 +29,7 @@ def test_no_compiler(
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(cache))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or auto takes the device
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or auto uses the GPU
     with pytest.raises(BackendError, match=r"no C\+\+ compiler: install g\+\+"):
         create_decoder(TINY, 1, "native")
     assert isinstance(create_decoder(TINY, 1), ReferenceDecoder)
@@ -37,14 +37,14 @@ def test_no_compiler(
     assert "install g++" in caplog.text
 
 
-def test_builds_made_beforehand_need_no_compiler(
+def test_prebuilt_libraries_need_no_compiler(
     cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a Docker image does: built in one stage, run in another, on some other CPU."""
+    """A Docker image is built in one stage and run in another, on another CPU."""
     isas = dict.fromkeys([cpu_isas()[0], "portable"])
     monkeypatch.setattr(native_cpu, "ISAS", {isa: ISAS[isa] for isa in isas})
     assert isas.keys() == {path.name.split("-")[1] for path in native_build.build_all()}
-    assert runs(compiler) == 2 * len(isas)
+    assert compilations(compiler) == 2 * len(isas)
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(cache))
     with pytest.raises(native_build.NativeBuildError, match="there is no C"):
@@ -53,14 +53,14 @@ def test_builds_made_beforehand_need_no_compiler(
 
 
 @pytest.mark.skipif(len(cpu_isas()) < 3, reason="this CPU has no ISA between best and portable")
-def test_a_compiler_that_does_not_know_the_best(
+def test_compiler_without_support_for_the_best_isa(
     cache: Path, compiler: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An older one: the next best is built, and the log says so."""
+    """An older compiler builds the next best ISA, and a warning is logged."""
     best, second = cpu_isas()[:2]
     flag = next(flag for flag in ISAS[best].flags if flag not in ISAS[second].flags)
-    refuse = f"case \"$*\" in *{flag}*) echo 'error: unknown {flag}' >&2; exit 1;; esac\n"
-    compiler.write_text(compiler.read_text().replace("while", f"{refuse}while"))
+    reject = f"case \"$*\" in *{flag}*) echo 'error: unknown {flag}' >&2; exit 1;; esac\n"
+    compiler.write_text(compiler.read_text().replace("while", f"{reject}while"))
     native.load_library()
     assert [path.name.split("-")[1] for path in cache.iterdir()] == [second]
     assert f"using {second} instead of this CPU's best ISA: " in caplog.text
@@ -69,37 +69,37 @@ def test_a_compiler_that_does_not_know_the_best(
         native.load_library(best)
 
 
-def test_a_compiler_that_is_killed_ends_the_build(
+def test_killed_compiler_stops_the_build(
     cache: Path,
     compiler: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As by Ctrl-C, which the compiler gets too: no lesser ISA is tried in its place."""
+    """No other ISA is commands, because Ctrl-C kills the compiler too."""
     compiler.write_text(compiler.read_text().replace("while", "kill -TERM $$\nwhile"))
     with pytest.raises(native_build.InterruptedBuildError, match=r"killed by signal 15 \(Term"):
         native.load_library()
-    assert runs(compiler) == 1
+    assert compilations(compiler) == 1
     assert list(cache.iterdir()) == []
-    said = 'echo "no room in $TMPDIR" >&2\nkill -TERM'
-    compiler.write_text(compiler.read_text().replace("kill -TERM", said))
+    output = 'echo "no room in $TMPDIR" >&2\nkill -TERM'
+    compiler.write_text(compiler.read_text().replace("kill -TERM", output))
     with pytest.raises(
         native_build.InterruptedBuildError, match=f"with the output 'no room in {cache}/.decoder-"
     ):
         native.load_library()
-    compiler.write_text(compiler.read_text().replace(said, "kill -TERM"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or auto takes the device
+    compiler.write_text(compiler.read_text().replace(output, "kill -TERM"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or auto uses the GPU
     with pytest.raises(BackendError, match="killed by signal 15"):
         create_decoder(TINY, 1, "native")
     assert isinstance(create_decoder(TINY, 1), ReferenceDecoder)
     assert "killed by signal 15" in caplog.text
-    assert runs(compiler) == 4
+    assert compilations(compiler) == 4
 
 
-def test_a_compiler_whose_part_is_killed_ends_the_build(
+def test_killed_compiler_subprocess_stops_the_build(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the kernel does where memory is short; and what such a build left is cleared away."""
+    """The kernel kills it if memory is short. The next build deletes stale files."""
     cache.mkdir(exist_ok=True)
     old, new = cache / ".decoder-old.so.x", cache / ".decoder-new.so.y"
     for left in (old, new):
@@ -107,8 +107,8 @@ def test_a_compiler_whose_part_is_killed_ends_the_build(
         (left / "cc.s").touch()
     os.utime(old, (0, 0))
     driver = tmp_path / "driver"
-    said = "g++: fatal error: Killed signal terminated program cc1plus"
-    driver.write_text(f"#!/bin/sh\n[ $1 = --version ] || {{ echo '{said}' >&2; exit 1; }}\n")
+    output = "g++: fatal error: Killed signal terminated program cc1plus"
+    driver.write_text(f"#!/bin/sh\n[ $1 = --version ] || {{ echo '{output}' >&2; exit 1; }}\n")
     driver.chmod(0o755)
     monkeypatch.setenv("CXX", str(driver))
     with pytest.raises(native_build.InterruptedBuildError, match="Killed signal terminated"):
@@ -116,27 +116,25 @@ def test_a_compiler_whose_part_is_killed_ends_the_build(
     assert list(cache.iterdir()) == [new]
 
 
-def test_a_compiler_that_takes_too_long_ends_the_build(
+def test_compiler_timeout_stops_the_build(
     cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_, tried = subprocess.run, list[Sequence[str]]()
+    compile_, commands = subprocess.run, list[Sequence[str]]()
 
     def slow(command: Sequence[str], **fields: Any) -> Any:
         if "--version" in command:
             return compile_(command, **fields)
-        tried.append(command)
+        commands.append(command)
         raise subprocess.TimeoutExpired(command, fields["timeout"])
 
     monkeypatch.setattr(subprocess, "run", slow)
     with pytest.raises(native_build.InterruptedBuildError, match="took longer than 300 s"):
         native.load_library()
-    assert len(tried) == 1
+    assert len(commands) == 1
     assert list(cache.iterdir()) == []
 
 
-def test_a_compiler_that_fails(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_compiler(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken-c++"
     broken.write_text("#!/bin/sh\n[ $1 = --version ] || { echo 'error: no' >&2; exit 1; }\n")
     broken.chmod(0o755)
@@ -157,14 +155,14 @@ def test_a_compiler_that_fails(
 )
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 @pytest.mark.parametrize("isa", some_of(machine_isas()))
-def test_compilers_have_nothing_to_warn_of(
+def test_no_compiler_warnings(
     source: Path, compiler: str, isa: str, pytestconfig: pytest.Config
 ) -> None:
-    # gcc looks for uninitialised values only where it optimises, which takes five times as long: so
-    # broadly, and once, for but for its vectors the code is the same for all. All that clang warns
-    # of is the parser's.
-    broadly = pytestconfig.getoption("--broad")
-    optimised = broadly and compiler == "g++" and isa == "portable"
+    # gcc finds uninitialised values only when optimising, which takes five times as long. Do that
+    # only with --broad and for one ISA, because the code differs only in vectors. All of clang's
+    # warnings come from its parser.
+    broad = pytestconfig.getoption("--broad")
+    optimised = broad and compiler == "g++" and isa == "portable"
     level = ["-O1", "-S", "-o", os.devnull] if optimised else ["-fsyntax-only"]
     flags = [*native_build.FLAGS, *ISAS[isa].flags, *STRICT.split(), *level]
     command = [compiler, *flags, str(source)]
@@ -176,7 +174,7 @@ def test_compilers_have_nothing_to_warn_of(
     assert done.returncode == 0
 
 
-SANITIZED = """
+DECODER_SCRIPT = """
 import numpy as np
 from tests.model.decoders.fixtures import KINDS, masked, network_for
 from tests.kernels.native.test_value_predictor import repetitive
@@ -196,7 +194,7 @@ for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
 grey = KINDS["grey"]
 inputs, images = masked(grey, 61), np.arange(61, dtype=np.int32)
 inputs.guidance[:], inputs.twin[:], inputs.label[:] = 1.7, images + 61, 1
-decoder = NativeDecoder(network_for(grey), 122, 2, team=1)  # parts that would tear pairs
+decoder = NativeDecoder(network_for(grey), 122, 2, team=1)  # parts whose borders are inside pairs
 decoder.begin(images, inputs)
 decoder.step(images, grey.pixels)
 assert (decoder.positions == grey.pixels).all()
@@ -208,7 +206,7 @@ for config in KINDS.values():
     decoder.step([1], network.config.pixels)
 print("clean")
 """
-TRAINED = """
+TRAINING_SCRIPT = """
 import itertools, torch
 from scanline.kernels.ops.attention import linear_attention
 from scanline.kernels.ops.embedding import embedding_sum
@@ -251,7 +249,7 @@ print("clean")
 
 SANITIZE = (
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
-    # So it is built soonest; -O1 takes twice as long, and the checks inlined a quarter longer.
+    # The fastest build: -O1 takes twice as long, and inlined checks 25% longer.
     "-Og", "--param", "asan-instrumentation-with-call-threshold=0", *STRICT.split(),
 )  # fmt: skip
 
@@ -261,10 +259,10 @@ SANITIZE = (
 @pytest.mark.timeout(600)  # the build alone takes a minute or two
 @pytest.mark.parametrize(
     ("source", "script"),
-    [(native_build.DECODER, SANITIZED), (native_build.TRAINING, TRAINED)],
+    [(native_build.DECODER, DECODER_SCRIPT), (native_build.TRAINING, TRAINING_SCRIPT)],
     ids=["decoder", "training"],
 )
-def test_sanitizers_find_nothing(
+def test_sanitizers(
     source: Path, script: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtimes = []
@@ -279,7 +277,7 @@ def test_sanitizers_find_nothing(
         pytest.skip("g++ comes without its sanitizers here")
     monkeypatch.setenv("CXX", "g++")
     monkeypatch.setenv("SCANLINE_CXXFLAGS", " ".join(SANITIZE))
-    # Here, where the compiler is not slowed by its own output's runtime.
+    # Build in this process, because the sanitizer's preloaded runtime would slow the compiler.
     native_build.build(cpu_isas()[0], source)
     environment = os.environ | {
         "LD_PRELOAD": " ".join(runtimes),

@@ -1,4 +1,4 @@
-"""The cache of builds: used again, made again where damaged, and done without where it must be."""
+"""The cache of builds: reuse, damaged files, and folders that cannot be used."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native import build as native_build
 from scanline.model.decoders.native import NativeDecoder
 from tests.conftest import ROOT
-from tests.kernels.native.fixtures import TINY, runs
+from tests.kernels.native.fixtures import TINY, compilations
 
 
-def test_a_build_is_kept_and_used_again(cache: Path, compiler: Path) -> None:
+def test_builds_are_cached(cache: Path, compiler: Path) -> None:
     for _ in range(2):
         native.load_library("portable")
     (built,) = cache.iterdir()
     assert built.name.startswith("decoder-portable-")
-    assert runs(compiler) == 1
+    assert compilations(compiler) == 1
 
 
-def test_a_compiler_with_other_arguments_is_another(
+def test_compiler_arguments_are_part_of_the_key(
     cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for builds, arguments in enumerate(["", " -O0 -DX", " -O0 -DY", " -O0 '-DX -DY'"], 1):
         monkeypatch.setenv("CXX", f"{compiler}{arguments}")
         for _ in range(2):
             native.load_library("portable")
-            assert runs(compiler) == len(list(cache.iterdir())) == builds
+            assert compilations(compiler) == len(list(cache.iterdir())) == builds
 
 
-def test_two_processes_may_build_at_once(cache: Path, compiler: Path) -> None:
-    # Neither build ends before the other has begun.
+def test_concurrent_builds_of_two_processes(cache: Path, compiler: Path) -> None:
+    # Neither build ends before the other has started.
     log = f"{compiler}.log"
     script = compiler.read_text()
     wait = f"until [ $(wc -l <'{log}') = 2 ]; do sleep 0.01; done\n"
@@ -57,7 +57,7 @@ def test_two_processes_may_build_at_once(cache: Path, compiler: Path) -> None:
     assert len(list(cache.iterdir())) == 1
 
 
-def test_a_damaged_build_is_made_again(
+def test_damaged_build_is_rebuilt(
     cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     native.load_library("portable")
@@ -70,56 +70,56 @@ def test_a_damaged_build_is_made_again(
     native.load_library("portable")
     assert "which cannot be loaded" in caplog.text
     assert damaged.stat().st_size > 10_000
-    assert runs(compiler) == 2
+    assert compilations(compiler) == 2
 
 
-def test_a_cache_that_cannot_be_written(
-    cache: Path, compiler: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A file where the folder should be stands for read-only: root may write anywhere."""
+def test_unwritable_cache(cache: Path, compiler: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file in place of the folder simulates a read-only one, because root may write anywhere."""
     cache.write_text("no folder")
-    for _ in range(2):  # of two models the second has the first one's
+    for _ in range(2):  # the second model reuses the first one's build
         decoder = NativeDecoder(TINY, 1, isa="portable")
         decoder.step([0], 1)
     assert caplog.text.count("set SCANLINE_CACHE to a writable folder") == 1
-    assert runs(compiler) == 1
+    assert compilations(compiler) == 1
 
 
-def test_a_cache_without_room_is_done_without(
+def test_full_disk(
     cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The compiler fails, but knows the ISA well: no lesser one is tried, nor another compiler."""
-    said = "as: can't write 40 bytes to section .text of x.o: No space left on device"
-    full = f'case "$*" in *\'{cache}\'*) echo "{said}" >&2; exit 1;; esac\n'
+    """The build uses a temporary folder. No other ISA or compiler is tried."""
+    output = "as: can't write 40 bytes to section .text of x.o: No space left on device"
+    full = f'case "$*" in *\'{cache}\'*) echo "{output}" >&2; exit 1;; esac\n'
     compiler.write_text(compiler.read_text().replace("while", f"{full}while"))
     native.load_library()
-    assert runs(compiler) == 2
-    assert f"cannot cache builds in {cache} (the disk is full ({said})" in caplog.text
+    assert compilations(compiler) == 2
+    assert f"cannot cache builds in {cache} (the disk is full ({output})" in caplog.text
     monkeypatch.setenv("SCANLINE_CACHE", str(cache / "here"))
     compiler.write_text(compiler.read_text().replace(f"*'{cache}'*", "*"))
     with pytest.raises(native_build.InterruptedBuildError, match="the disk is full"):
         native.load_library()
-    assert runs(compiler) == 4
+    assert compilations(compiler) == 4
 
 
-def test_folders_whose_files_may_not_be_run_are_done_without(
+def test_noexec_folders(
     cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As Docker mounts ``/tmp``: nothing is compiled there, for whatever ISA."""
-    real, closed = os.statvfs, [str(cache)]
+    """Docker mounts ``/tmp`` so. Nothing is compiled there for any ISA."""
+    real, noexec_folders = os.statvfs, [str(cache)]
 
     def statvfs(path: Path) -> Any:
-        given = real(path)
-        noexec = os.ST_NOEXEC if str(path).startswith(tuple(closed)) else 0
-        return SimpleNamespace(f_flag=given.f_flag & ~os.ST_NOEXEC | noexec)
+        result = real(path)
+        flag = os.ST_NOEXEC if str(path).startswith(tuple(noexec_folders)) else 0
+        return SimpleNamespace(f_flag=result.f_flag & ~os.ST_NOEXEC | flag)
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     native.load_library()
     assert f"cannot cache builds in {cache} (it is mounted noexec" in caplog.text
-    assert runs(compiler) == 1
-    native_build.build("portable", native_build.DECODER).unlink()  # it may be for elsewhere
-    assert runs(compiler) == 2
-    closed.append(tempfile.gettempdir())
+    assert compilations(compiler) == 1
+    native_build.build(
+        "portable", native_build.DECODER
+    ).unlink()  # it may be used on another machine
+    assert compilations(compiler) == 2
+    noexec_folders.append(tempfile.gettempdir())
     monkeypatch.setattr(native_build, "_private", {})
     with pytest.raises(
         native_build.BuildFolderError, match=r"noexec.* set SCANLINE_CACHE to a wri"
@@ -127,12 +127,10 @@ def test_folders_whose_files_may_not_be_run_are_done_without(
         native.load_library("portable")
     with pytest.raises(native_build.BuildFolderError):
         native.load_library()
-    assert runs(compiler) == 2
+    assert compilations(compiler) == 2
 
 
-def test_without_a_folder_of_temporary_files_either(
-    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_usable_folder(cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.write_text("no folder")
 
     def nowhere() -> str:
@@ -143,13 +141,13 @@ def test_without_a_folder_of_temporary_files_either(
         native_build.BuildFolderError, match=r"No usable temporary .* set SCANLINE_C"
     ):
         native.load_library()
-    assert not Path(f"{compiler}.log").exists()  # it has not run
+    assert not Path(f"{compiler}.log").exists()  # the compiler has not run
 
 
-def test_a_cache_that_may_not_be_entered(
+def test_cache_without_permission(
     cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As of another user's home; root may look anywhere, and so the system's answer is made up."""
+    """Another user's home, for example. Simulated, because root may access everything."""
     real = os.stat
 
     def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
@@ -169,20 +167,20 @@ def test_a_cache_that_may_not_be_entered(
         patched.setattr(Path, "mkdir", mkdir)
         native.load_library("portable")
     assert "set SCANLINE_CACHE to a writable folder" in caplog.text
-    assert runs(compiler) == 1
+    assert compilations(compiler) == 1
 
 
-def test_a_cache_named_from_here_is_found_again(
+def test_relative_cache_folder(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCANLINE_CACHE", ".")
     for _ in range(2):
         native.load_library("portable")
-    assert runs(compiler) == 1
+    assert compilations(compiler) == 1
 
 
-def test_without_a_home_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -193,16 +191,16 @@ def test_without_a_home_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -
         native.load_library("portable")
 
 
-def test_parts_of_builds_that_go_meanwhile_are_no_fault(
+def test_temporary_files_deleted_meanwhile(
     cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = Path.glob
 
     def glob(folder: Path, pattern: str) -> list[Path]:
-        gone = [folder / ".decoder-portable-gone"] if pattern.startswith(".") else []
-        return [*gone, *real(folder, pattern)]
+        deleted = [folder / ".decoder-portable-gone"] if pattern.startswith(".") else []
+        return [*deleted, *real(folder, pattern)]
 
     monkeypatch.setattr(Path, "glob", glob)
     native.load_library("portable")
     assert caplog.text == ""
-    assert len(list(cache.iterdir())) == runs(compiler) == 1
+    assert len(list(cache.iterdir())) == compilations(compiler) == 1

@@ -1,4 +1,4 @@
-"""What a container, or a unit of systemd, bounds: cores and memory."""
+"""CPU and memory limits of containers and systemd units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERSION_1 = "12:memory:/docker/9f\n4:cpu,cpuacct:/docker/9f\n1:name=systemd:/doc
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a folder that stands for ``/sys/fs/cgroup``, empty."""
+    """Return an empty folder that replaces ``/sys/fs/cgroup``."""
     monkeypatch.setattr(cgroup, "_GROUPS", tmp_path / "groups")
     monkeypatch.setattr(cgroup, "_OWN", tmp_path / "own")
     return tmp_path / "groups"
@@ -35,7 +35,7 @@ def write(groups: Path, own: str, files: dict[str, str]) -> None:
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
         ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
         (NESTED, {"system.slice/scanline.service/cpu.max": "50000 100000\n"}, 0.5),
-        # Each group's is bounded by all around it.
+        # Every group is limited by its parents.
         (
             NESTED,
             {
@@ -44,7 +44,7 @@ def write(groups: Path, own: str, files: dict[str, str]) -> None:
             },
             3.0,
         ),
-        # The path is the host's, and the container's own group is the root.
+        # The path is the host's, but the container sees its own group as the root.
         (VERSION_1, {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
         (
             VERSION_1,
@@ -63,12 +63,12 @@ def write(groups: Path, own: str, files: dict[str, str]) -> None:
         ("", {"cpu.max": "1 100000\n"}, math.inf),
     ],
 )
-def test_cores(groups: Path, own: str, files: dict[str, str], cores: float) -> None:
+def test_cpu_quota(groups: Path, own: str, files: dict[str, str], cores: float) -> None:
     write(groups, own, files)
     assert cgroup.cpu_quota() == cores
 
 
-def test_threads_are_no_more_than_the_quota_and_one_at_least(
+def test_usable_cores_are_limited_by_the_quota(
     groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {10**6, 10**6 + 1, 10**6 + 2})
@@ -94,7 +94,7 @@ total_active_file 1"""
         (VERSION_1, "memory/docker/9f", ("memory.limit_in_bytes", "memory.usage_in_bytes"), 7001),
     ],
 )
-def test_memory(
+def test_memory_left(
     groups: Path,
     monkeypatch: pytest.MonkeyPatch,
     own: str,
@@ -115,9 +115,7 @@ def test_memory(
         assert decoder_memory.free_memory() == min(left, 65536)
 
 
-def test_a_machine_without_any_bounds_nothing(
-    groups: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_cgroups_means_no_limits(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cgroup.cpu_quota() == cgroup.memory_left() == math.inf
     monkeypatch.setattr(decoder_memory, "_MEMINFO", groups / "none")
     assert 2**20 < decoder_memory.free_memory() < 2**50

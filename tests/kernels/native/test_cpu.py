@@ -1,4 +1,4 @@
-"""What is made of what a system tells of its CPU."""
+"""CPU detection from each system's information."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ APPLE = "#!/bin/sh\n[ $1 = hw.optional.arm ] && printf 'hw.optional.arm.FEAT_{}\
 
 
 def features(monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None) -> frozenset[str]:
-    """Read them where ``/proc/cpuinfo`` is so, or not there."""
+    """Return the features detected from ``/proc/cpuinfo``'s content; None if it is missing."""
 
     def read(path: Path) -> str:
         if cpuinfo is None:
@@ -38,7 +38,7 @@ def features(monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None) -> frozenset[
         (LINUX_ARM.format("crc32"), ["portable"]),
     ],
 )
-def test_linux_tells(cpuinfo: str, isas: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linux_features(cpuinfo: str, isas: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "platform.machine", lambda: "aarch64" if "Features" in cpuinfo else "x86_64"
     )
@@ -46,15 +46,15 @@ def test_linux_tells(cpuinfo: str, isas: list[str], monkeypatch: pytest.MonkeyPa
     assert native_cpu.cpu_isas() == isas
 
 
-# With everything else that its build takes for granted.
+# All features that the AMX build requires.
 AMX = "avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8"
 
 
 @pytest.mark.parametrize(("answer", "best"), [(0, "amx"), (-1, "avx512bf16")])
-def test_amx_is_there_where_linux_permits_it(
+def test_amx_requires_permission_from_linux(
     answer: int, best: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel or a container may refuse its tiles, whatever the CPU has."""
+    """A kernel or a container may refuse AMX although the CPU has it."""
     asked: list[tuple[int, ...]] = []
 
     class Process:
@@ -71,7 +71,7 @@ def test_amx_is_there_where_linux_permits_it(
 
 
 @pytest.mark.parametrize(
-    ("told", "isas"),
+    ("output", "isas"),
     [
         ("BF16: 1\\nhw.optional.arm.FEAT_DotProd: 1", ["neonbf16", "neondot", "portable"]),
         ("BF16: 0\\nhw.optional.arm.FEAT_DotProd: 1", ["neondot", "portable"]),
@@ -79,24 +79,24 @@ def test_amx_is_there_where_linux_permits_it(
         (None, ["portable"]),
     ],
 )
-def test_macos_tells(
-    told: str | None, isas: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_macos_features(
+    output: str | None, isas: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if told is not None:
-        (tmp_path / "sysctl").write_text(APPLE.format(told))
+    if output is not None:
+        (tmp_path / "sysctl").write_text(APPLE.format(output))
         (tmp_path / "sysctl").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     features(monkeypatch, None)
     assert native_cpu.cpu_isas() == isas
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")  # a program that is translated
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")  # an x86 program translated by macOS
     assert native_cpu.cpu_isas() == ["portable"]
 
 
 @pytest.mark.parametrize(
     ("machine", "first", "count"), [("AMD64", "amx", 7), ("arm64", "neonbf16", 3)]
 )
-def test_what_a_kind_of_machine_may_have(
+def test_isas_of_an_architecture(
     machine: str, first: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)

@@ -1,4 +1,4 @@
-"""The same bytes for any threads, company and way of being computed."""
+"""Identical bytes for any number of threads, any batch and any schedule."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.model.decoders.fixtures import KINDS, blank, every_kind, masked, netw
 
 @every_kind
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig, threads: int, isa: str) -> None:
-    """States, bits and parameters, for images prefilled together and one by one."""
-    wide = replace(config, height=9, width=7, d_model=48)  # several blocks of rows an image
+def test_prefill_equals_stepping_bitwise(config: ModelConfig, threads: int, isa: str) -> None:
+    """Compare states and bits of images prefilled together and one by one."""
+    wide = replace(config, height=9, width=7, d_model=48)  # several blocks of rows per image
     inputs = blank(wide, 4)
     lengths = np.array([1, 8, 25, wide.pixels], np.int32)
     slots = np.arange(4, dtype=np.int32)
@@ -42,8 +42,8 @@ def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig, threads: int, 
         assert filled.bits.tobytes() == stepped.bits.tobytes()
 
 
-def test_what_a_team_was_held_up_in_is_prefilled_to_its_end() -> None:
-    """Of eight threads a core most wait for one, as where other processes want them."""
+def test_prefill_of_a_slowed_team_completes() -> None:
+    """Eight threads per core wait for each other, as if other processes competed for the cores."""
     config = replace(KINDS["grey"], height=16, width=16)
     network, inputs = network_for(config), blank(config, 1)
     inputs.known[:] = True
@@ -56,9 +56,11 @@ def test_what_a_team_was_held_up_in_is_prefilled_to_its_end() -> None:
     assert len(states) == 1
 
 
-def test_a_team_is_no_larger_than_its_work() -> None:
-    """Many cores do not crowd around one image: whole teams take images, as many as there are."""
-    threads = max(64, 2 * (os.cpu_count() or 1))  # more than cores: nothing is measured
+def test_team_size_is_limited_by_the_work() -> None:
+    """With many cores, images are distributed over teams instead of all cores sharing one image."""
+    threads = max(
+        64, 2 * (os.cpu_count() or 1)
+    )  # more than cores, so that team sizes are estimated instead of measured
     network = LinearTransformer(replace(PRESETS["mnist"], n_layers=1))
     partition = NativeDecoder(network, 1, threads)._native.partition
     assert partition(1)[0] == 1
@@ -70,13 +72,13 @@ def test_a_team_is_no_larger_than_its_work() -> None:
         assert min(count, threads) <= used <= min(threads, most * teams)
     assert partition(2 * threads) == (threads, threads)
     small = NativeDecoder(TINY, 1, threads)._native.partition
-    assert small(1) == (1, 1)  # meeting would take longer than its products
+    assert small(1) == (1, 1)  # barriers would take longer than the products
 
 
-def test_any_number_of_pairs_between_two_single_ones(isa: str) -> None:
-    """Where a part would end inside a pair, both are in it: never more than it has room for."""
+def test_any_number_of_pairs_between_two_unguided_images(isa: str) -> None:
+    """A pair is never split, and a part never exceeds its maximum size."""
     config = tiny_config(classes=("cat", "dog"), height=2, width=3)
-    pairs = 36  # of more slots than two of the widest parts
+    pairs = 36  # more slots than two parts of maximum size
     images = np.arange(pairs + 2, dtype=np.int32)
     inputs = blank(config, len(images))
     inputs.label[:] = 1
@@ -95,7 +97,7 @@ def test_any_number_of_pairs_between_two_single_ones(isa: str) -> None:
         np.testing.assert_array_equal(together.bits[some], alone.bits[some])
 
 
-def test_how_many_share_an_image_is_measured_and_leaves_no_trace() -> None:
+def test_measuring_the_team_size_leaves_no_trace() -> None:
     threads = min(2, usable_cores())
     decoder = NativeDecoder(LinearTransformer(PRESETS["mnist"]), 2, threads)
     teams, used = decoder._native.partition(1)
@@ -105,7 +107,7 @@ def test_how_many_share_an_image_is_measured_and_leaves_no_trace() -> None:
     assert decoder._native.pass_counts == (0, 0)
 
 
-# Every kind in what is some CPU's default, and the other precisions in two each.
+# Every kind in each CPU's default precision, and two kinds in each of the other precisions.
 IN_PRECISION: list[tuple[str, Precision]] = [
     *((kind, "bf16") for kind in KINDS), *((kind, "int16") for kind in KINDS),
     ("rgb", "float32"), ("paper", "float32"), ("grey", "int8"), ("conv", "int8"),
@@ -113,10 +115,10 @@ IN_PRECISION: list[tuple[str, Precision]] = [
 
 
 @pytest.mark.parametrize(("kind", "precision"), IN_PRECISION)
-def test_the_same_bytes_for_any_threads_and_company(
+def test_bytes_do_not_depend_on_threads_and_batch(
     kind: str, precision: Precision, isa: str
 ) -> None:
-    """Images arrive at random, in any slot, and leave; alone and in teams of threads."""
+    """Images arrive and leave at random, in any slot, with and without teams of threads."""
     count = 40
     wide = replace(KINDS[kind], d_model=48, n_heads=3)
     network, inputs = network_for(wide), masked(wide, count, seed=3)
@@ -148,8 +150,8 @@ def test_the_same_bytes_for_any_threads_and_company(
 
 @pytest.mark.parametrize("kind", ["grey", "rgb", "conv"])
 @pytest.mark.parametrize("guided", [False, True])
-def test_the_same_bytes_where_threads_have_many_images(kind: str, guided: bool, isa: str) -> None:
-    """Any thread draws any part: of so many images, even nine threads have several each."""
+def test_bytes_do_not_depend_on_threads_with_many_images(kind: str, guided: bool, isa: str) -> None:
+    """Parts are taken by any thread; even nine threads draw several images each."""
     count = 35 if guided else 67
     wide = replace(KINDS[kind], height=9, width=8, d_model=48, n_heads=3, classes=("a", "b"))
     network, inputs = network_for(wide), masked(wide, count, seed=3)
@@ -170,8 +172,8 @@ def test_the_same_bytes_where_threads_have_many_images(kind: str, guided: bool, 
     assert len(drawn) == 1
 
 
-def test_a_pair_is_never_torn_nor_a_part_too_large(isa: str) -> None:
-    """A plain image before guided ones and one behind them, as many as fill whole passes."""
+def test_pairs_are_never_split(isa: str) -> None:
+    """An unguided image before and after guided ones, which fill whole passes."""
     config = replace(KINDS["grey"], height=3, width=2)
     network = network_for(config)
     for pairs in (5, 8, 11, 15):

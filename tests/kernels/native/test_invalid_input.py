@@ -1,4 +1,4 @@
-"""Input and settings that make no sense."""
+"""Invalid input and settings of the native decoder."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from tests.model.decoders.fixtures import blank, every_kind, network_for
 
 
 @pytest.mark.parametrize("slots", [[0, 1, 0], [3], [-2], [2**31 - 1]], ids=str)
-def test_wrong_slots_are_refused(slots: list[int]) -> None:
+def test_invalid_slots_raise(slots: list[int]) -> None:
     decoder = NativeDecoder(TINY, 3)
     rows = np.array(slots, np.int64).astype(np.int32)
     with pytest.raises(ValueError, match="slots must be"):
         decoder.step(rows, 1)
     assert decoder.positions.tolist() == [0, 0, 0]
-    decoder.step([0, 1, 2], 1)  # and nothing is left of it
+    decoder.step([0, 1, 2], 1)  # the failed call left no trace
     assert decoder.positions.tolist() == [1, 1, 1]
 
 
-def test_slots_beyond_the_memory_are_refused_and_not_tried_slower(
+def test_too_many_slots_raise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """States are touched only as images come: the process would be killed while it serves."""
+    """States are touched only when images arrive, so the process would be killed later."""
     each = NativeDecoder(TINY, 1).memory
     monkeypatch.setattr(
         decoder_memory, "free_memory", lambda: int(5.5 * each / decoder_memory.SHARE)
@@ -49,7 +49,7 @@ def test_slots_beyond_the_memory_are_refused_and_not_tried_slower(
 
 
 @pytest.mark.parametrize("length", [-1, tiny_config().pixels + 1])
-def test_wrong_lengths_are_refused(length: int) -> None:
+def test_invalid_lengths_raise(length: int) -> None:
     decoder = NativeDecoder(TINY, 2)
     slots, lengths = np.array([0, 1], np.int32), np.array([3, length], np.int32)
     with pytest.raises(ValueError, match="lengths must be from 0"):
@@ -57,8 +57,8 @@ def test_wrong_lengths_are_refused(length: int) -> None:
     assert decoder.positions.tolist() == [0, 0]
 
 
-def test_an_image_that_overflows_leaves_no_trace(isa: str) -> None:
-    """A slot whose label's embedding is infinite is lost; the next image in its place is not."""
+def test_overflowing_image_leaves_no_trace(isa: str) -> None:
+    """An infinite label embedding spoils its image, but not the next one in the slot."""
     config = tiny_config(classes=("cat", "dog"))
     network, inputs = network_for(config), blank(config, 2)
     assert network.label_embedding is not None
@@ -78,8 +78,8 @@ def test_an_image_that_overflows_leaves_no_trace(isa: str) -> None:
 
 
 @every_kind
-def test_extreme_numbers_stay_in_range(config: ModelConfig, isa: str) -> None:
-    """No temperature or weight, finite or not, leads outside the arrays."""
+def test_extreme_temperatures_and_weights_stay_in_bounds(config: ModelConfig, isa: str) -> None:
+    """No temperature or weight, finite or not, causes an access outside the arrays."""
     extremes = [0.0, 1e-45, 1e-38, 1e-9, 1e9, 3e38, np.inf, np.nan]
     count = len(extremes)
     for scale in (1.0, 1e4, 1e30):
@@ -89,12 +89,14 @@ def test_extreme_numbers_stay_in_range(config: ModelConfig, isa: str) -> None:
                 parameter.mul_(scale)
         decoder = NativeDecoder(network, count, 2, isa=isa)
         decoder.begin(list(range(count)), blank(config, count))
-        decoder.inputs.temperature[:] = extremes  # past the door, where `load` refuses most of them
+        decoder.inputs.temperature[:] = (
+            extremes  # set directly, because `load` rejects most of them
+        )
         decoder.step(np.arange(count, dtype=np.int32), config.pixels)
         assert (decoder.positions == config.pixels).all()
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(ValueError, match="threads must be at least 1, not 0"):
         NativeDecoder(TINY, 1, 0)
     with pytest.raises(ValueError, match="team must be at least 1, not 0"):
@@ -109,8 +111,8 @@ def test_wrong_settings_are_refused() -> None:
         create_decoder(TINY, 1, "cuda")
 
 
-def test_what_the_native_code_was_never_told_of_is_refused_not_ignored() -> None:
-    """An option or an input that is new to C, which ctypes would keep to itself."""
+def test_unknown_struct_fields_raise() -> None:
+    """ctypes alone would silently ignore an option or input that C does not know."""
     with pytest.raises(ValueError, match=r"Config in abi\.h has no banana: .* support or refuse"):
         abi.Config(height=3, banana=1)
     with pytest.raises(ValueError, match=r"Arrays in abi\.h has no top_k"):
@@ -119,8 +121,8 @@ def test_what_the_native_code_was_never_told_of_is_refused_not_ignored() -> None
 
 
 @pytest.mark.parametrize("kind", [abi.Config, abi.LayerWeights, abi.Weights, abi.Arrays])
-def test_what_crosses_to_the_native_code_is_what_it_takes(kind: type[ctypes.Structure]) -> None:
-    """The same fields in the same order: one too many would move all behind it."""
+def test_structs_match_the_header(kind: type[ctypes.Structure]) -> None:
+    """An additional field would shift all fields after it."""
     header = (ROOT / "kernels" / "native" / "abi.h").read_text()
     found = re.search(rf"^struct {kind.__name__} {{\n(.*?)^}};", header, re.DOTALL | re.MULTILINE)
     assert found is not None
@@ -128,7 +130,7 @@ def test_what_crosses_to_the_native_code_is_what_it_takes(kind: type[ctypes.Stru
     assert names == [name for name, *_ in kind._fields_]
 
 
-def test_an_isa_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_isa_that_the_cpu_lacks_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     for module in (native_cpu, native_build):
         monkeypatch.setattr(module, "cpu", lambda: ("Old CPU", frozenset({"avx2", "fma"})))

@@ -1,4 +1,4 @@
-"""Threads: the GIL is released, and idle ones sleep."""
+"""The decoder's threads: the GIL, idle threads and forks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.service.fixtures import until
 
 
 def test_the_gil_is_released() -> None:
-    """Another thread goes on in Python while one long call runs."""
+    """Another thread runs Python code during a long call."""
     config = tiny_config(height=64, width=64, d_model=64, n_layers=4)
     decoder = NativeDecoder(LinearTransformer(config), 8, 1)
-    turns = 0
+    iterations = 0
     begun, finished = threading.Event(), threading.Event()
 
     def run() -> None:
@@ -35,24 +35,24 @@ def test_the_gil_is_released() -> None:
     worker.start()
     begun.wait()
     while not finished.is_set():
-        turns += 1
+        iterations += 1
         time.sleep(0)
     worker.join()
-    assert turns > 10
+    assert iterations > 10
 
 
-def test_the_threads_of_an_idle_decoder_sleep() -> None:
+def test_idle_threads_sleep() -> None:
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
-        pytest.skip("only Linux tells what a thread does")
+        pytest.skip("only Linux reports the state of threads")
     before = set(tasks.iterdir())
     decoder = NativeDecoder(TINY, 8, 4)
     decoder.step(np.arange(8, dtype=np.int32), 5)
     workers = set(tasks.iterdir()) - before
     assert len(workers) == 3  # the fourth is the caller's
 
-    def woken() -> list[int] | None:
-        """Count how often each thread has been put on a core; None while one of them runs."""
+    def context_switches() -> list[int] | None:
+        """Return each thread's number of context switches; None while one of them runs."""
         counts = []
         for worker in workers:
             status = (worker / "status").read_text()
@@ -61,10 +61,10 @@ def test_the_threads_of_an_idle_decoder_sleep() -> None:
             counts.append(sum(int(n) for n in re.findall(r"ctxt_switches:\t(\d+)", status)))
         return counts
 
-    until(woken, "sleep")  # the threads spin for a moment in case there is more
-    asleep = woken()
+    until(context_switches, "sleep")  # the threads spin for a moment first
+    before_sleep = context_switches()
     time.sleep(0.3)
-    assert woken() == asleep
+    assert context_switches() == before_sleep
 
 
 FORK = """
@@ -90,8 +90,8 @@ else:
 """
 
 
-def test_a_fork_is_told_to_open_its_own() -> None:
-    """It has none of the threads, and would wait for them for ever, at work or at its end."""
+def test_forked_decoder_raises() -> None:
+    """A fork lacks the threads, and would wait for them forever in a call or at exit."""
     done = subprocess.run(
         [sys.executable, "-c", FORK], cwd=ROOT, capture_output=True, text=True, timeout=60,
         check=False,

@@ -1,4 +1,4 @@
-"""Pixels computed ahead on guesses: the same bytes in fewer passes, whatever was guessed."""
+"""Predicted pixels: the same bytes in fewer passes, whether predictions are right or wrong."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.model.decoders.fixtures import blank, every_kind, network_for
 
 
 def repetitive(config: ModelConfig) -> tuple[LinearTransformer, InputBatch]:
-    """Give a network that often repeats itself, and inputs for three images, in parts known."""
-    # Enough pixels to learn from.
+    """Return a network with repetitive output, and inputs of three images with known parts."""
+    # Enough pixels for the predictor to learn from.
     config = replace(config, classes=("cat", "dog"), height=14, width=12)
     network, inputs = network_for(config), blank(config, 3)
     with torch.no_grad():
@@ -27,9 +27,9 @@ def repetitive(config: ModelConfig) -> tuple[LinearTransformer, InputBatch]:
         bias = network.head.predictor.bias
         if config.head == "categorical":
             bias[:] = 0
-            bias[::256], bias[200::256] = 9, 6  # mostly 0, at times 200
+            bias[::256], bias[200::256] = 9, 6  # mostly 0, sometimes 200
         else:
-            bias[:], bias[0], bias[1] = -7, 6, 3  # narrow and black, at times of another mean
+            bias[:], bias[0], bias[1] = -7, 6, 3  # narrow and black, sometimes with another mean
             bias[11] = 0.3
     inputs.temperature[:] = [0.6, 0.8, 1.0]
     inputs.known[0, 20:31] = True
@@ -44,27 +44,31 @@ def everything(decoder: NativeDecoder, slot: int) -> list[bytes]:
 
 @every_kind
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_bytes_are_those_of_no_guesses(config: ModelConfig, threads: int, isa: str) -> None:
-    """Also between two calls, where nothing may be left of a wrong guess."""
+def test_predictions_do_not_change_the_bytes(config: ModelConfig, threads: int, isa: str) -> None:
+    """Wrong predictions leave no trace between calls either."""
     network, inputs = repetitive(config)
     c = network.config
     for count in (1, 2, 3):
         slots = np.arange(count, dtype=np.int32)
         plain = NativeDecoder(network, 3, threads, isa=isa, speculate=False, team=threads)
-        guessing = NativeDecoder(network, 3, threads, isa=isa, team=threads)
-        for turn in range(2):  # the second time with what was learned the first
-            for decoder in (plain, guessing):
+        speculating = NativeDecoder(network, 3, threads, isa=isa, team=threads)
+        for attempt in range(2):  # the second time with what the predictor learned the first time
+            for decoder in (plain, speculating):
                 decoder.begin(slots, inputs.select(slots))
             for n in (1, 2, 30, 7, 60, c.pixels):
-                for decoder in (plain, guessing):
+                for decoder in (plain, speculating):
                     decoder.step(slots, n)
                 for slot in range(count):
-                    assert everything(guessing, slot) == everything(plain, slot), (count, turn, n)
+                    assert everything(speculating, slot) == everything(plain, slot), (
+                        count,
+                        attempt,
+                        n,
+                    )
         if count < 3:
-            assert guessing._native.pass_counts[0] < plain._native.pass_counts[0]
+            assert speculating._native.pass_counts[0] < plain._native.pass_counts[0]
 
 
-def test_guesses_are_tried_and_some_are_wrong() -> None:
+def test_some_predictions_are_right_and_some_wrong() -> None:
     network, inputs = repetitive(tiny_config())
     decoder = NativeDecoder(network, 1, 1)
     decoder.begin([0], inputs.select([2]))
@@ -85,7 +89,7 @@ def shaped(inputs: InputBatch, twin: NDArray[np.int32]) -> InputBatch:
 
 
 @every_kind
-def test_guided_images_and_copies_of_them(config: ModelConfig) -> None:
+def test_guided_images_and_forks(config: ModelConfig) -> None:
     network, inputs = repetitive(config)
     shaped(inputs, np.array([3, 4, 5], np.int32))
     finished = []

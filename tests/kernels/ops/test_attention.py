@@ -1,4 +1,4 @@
-"""Causal linear attention: the definition against the equations, the chunks against both."""
+"""Linear attention: the definition against the equations, and the chunked form against both."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ LENGTHS = (1, 2, 31, 32, 33, 65, 97)
 def inputs(
     T: int, B: int = 2, H: int = 3, K: int = 5, V: int = 7, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor, AttentionState]:
-    """Give random q, k, v and an initial state, features positive as φ makes them."""
+    """Return random q, k and v after the feature map, and an initial state."""
     generator = torch.Generator().manual_seed(T)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
     q, k = elu_feature_map(normal(B, T, H, K)), elu_feature_map(normal(B, T, H, K))
-    kept = torch.float64 if dtype == torch.float64 else torch.float32
-    state = AttentionState(normal(B, H, K, V).to(kept), elu_feature_map(normal(B, H, K)).to(kept))
+    state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    state = AttentionState(
+        normal(B, H, K, V).to(state_dtype), elu_feature_map(normal(B, H, K)).to(state_dtype)
+    )
     return q, k, normal(B, T, H, V), state
 
 
-def by_hand(
+def reference_recurrence(
     q: Tensor, k: Tensor, v: Tensor, state: AttentionState | None, eps: float = 1e-6
 ) -> tuple[Tensor, AttentionState]:
-    """Equations 18-20, one image, head and position after another, with plain products."""
+    """Compute eq. 18-20 one image, head and position at a time, with plain products."""
     B, T, H, K = q.shape
     o = torch.zeros(*v.shape, dtype=torch.float64)
     kv = torch.zeros(B, H, K, v.shape[3], dtype=torch.float64)
@@ -63,19 +65,19 @@ def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("T", LENGTHS)
-def test_naive_is_the_equations(T: int, with_state: bool) -> None:
+def test_naive_matches_equations(T: int, with_state: bool) -> None:
     q, k, v, state = inputs(T)
     initial = state if with_state else None
     o, final = naive_linear_attention(q, k, v, initial)
-    expected_o, expected = by_hand(q, k, v, initial)
+    expected_o, expected = reference_recurrence(q, k, v, initial)
     assert_close(o, expected_o)
     assert_close(final.kv, expected.kv)
     assert_close(final.z, expected.z)
 
 
-def test_steps_are_the_equations() -> None:
+def test_steps_match_equations() -> None:
     q, k, v, state = inputs(9)
-    expected_o, expected = by_hand(q, k, v, state)
+    expected_o, expected = reference_recurrence(q, k, v, state)
     for t in range(9):
         o = linear_attention_step(q[:, t], k[:, t], v[:, t], state)
         assert_close(o, expected_o[:, t])
@@ -87,7 +89,7 @@ def test_steps_are_the_equations() -> None:
 @pytest.mark.parametrize("chunk", [1, 2, 3, 32, 200])
 @pytest.mark.parametrize("T", LENGTHS)
 def test_chunked_equals_naive_with_gradients(T: int, chunk: int, with_state: bool) -> None:
-    """Outputs, and gradients of all five inputs through the output and the final state at once."""
+    """Compare outputs, and gradients of all five inputs through the output and the final state."""
     q, k, v, state = inputs(T)
     results = []
     generator = torch.Generator().manual_seed(1)
@@ -135,10 +137,10 @@ def test_gradients_equal_finite_differences(T: int) -> None:
     assert torch.autograd.gradcheck(attend, tuple(leaves((q, k, v, *state))))
 
 
-def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
+def test_double_backward_raises() -> None:
     q, k, v = leaves(inputs(4)[:3])
     o, _ = linear_attention(q, k, v)
-    for loss in (o.square().sum(), o.sum()):  # what comes back depends on o or not
+    for loss in (o.square().sum(), o.sum()):  # the gradient depends on o, or not
         (first,) = torch.autograd.grad(loss, q, create_graph=True)
         with pytest.raises(RuntimeError, match="double backward is not supported"):
             torch.autograd.grad(first.sum() + q.sum(), q, retain_graph=True)
@@ -148,7 +150,7 @@ def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
 
 @pytest.mark.parametrize("form", [naive_linear_attention, linear_attention])
 @pytest.mark.parametrize("cut", [0, 1, 32, 40, 64, 65])
-def test_split_and_resumed_equals_whole(cut: int, form: object) -> None:
+def test_resuming_from_a_state_equals_one_pass(cut: int, form: object) -> None:
     assert callable(form)
     q, k, v, state = inputs(65)
     whole, final = form(q, k, v, state)
@@ -162,10 +164,10 @@ def test_split_and_resumed_equals_whole(cut: int, form: object) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("T", [1, 33, 97])
 def test_sums_stay_float32_for_every_input_dtype(T: int, dtype: torch.dtype) -> None:
-    """Half-precision inputs give what float32 arithmetic on the same numbers gives."""
+    """Half-precision inputs give the results of float32 arithmetic on the same numbers."""
     q, k, v, state = inputs(T, dtype=dtype)
     o, final = linear_attention(q, k, v, state)
-    expected_o, expected = by_hand(q, k, v, state)
+    expected_o, expected = reference_recurrence(q, k, v, state)
     assert o.dtype == dtype
     assert final.kv.dtype == final.z.dtype == torch.float32
     assert_close(o.double(), expected_o, dtype)
@@ -173,7 +175,7 @@ def test_sums_stay_float32_for_every_input_dtype(T: int, dtype: torch.dtype) -> 
     assert_close(final.z.double(), expected.z, torch.float32)
 
 
-def test_gradients_come_back_in_the_inputs_dtype() -> None:
+def test_gradients_have_the_inputs_dtype() -> None:
     q, k, v = leaves(inputs(33, dtype=torch.bfloat16)[:3])
     o, _ = linear_attention(q, k, v)
     o.float().sum().backward()  # type: ignore[no-untyped-call]
@@ -182,7 +184,7 @@ def test_gradients_come_back_in_the_inputs_dtype() -> None:
         assert tensor.grad.dtype == torch.bfloat16
 
 
-def test_autocast_does_not_lower_the_sums() -> None:
+def test_autocast_does_not_change_the_sums() -> None:
     q, k, v, state = inputs(65, dtype=torch.float32)
     plain, final = linear_attention(q, k, v, state)
     with torch.autocast("cpu", torch.bfloat16):
@@ -193,8 +195,8 @@ def test_autocast_does_not_lower_the_sums() -> None:
 
 @pytest.mark.parametrize("form", [naive_linear_attention, linear_attention])
 @pytest.mark.parametrize("t", [0, 31, 32, 50])
-def test_causal(t: int, form: object) -> None:
-    """What happens at t is seen at t, and by nothing before it."""
+def test_causality(t: int, form: object) -> None:
+    """A change at position t changes the outputs from t on, and none before."""
     assert callable(form)
     q, k, v, _ = inputs(65)
     before, _ = form(q, k, v)
@@ -219,8 +221,8 @@ def test_rows_and_heads_are_independent() -> None:
 
 
 @pytest.mark.parametrize("T", [3, 33])
-def test_zero_keys_pad_without_a_trace(T: int) -> None:
-    """What a caller's padding needs: a position whose key is 0 leaves the state as it was."""
+def test_zero_keys_leave_the_state_unchanged(T: int) -> None:
+    """Padding with zero keys must not change the state."""
     q, k, v, state = inputs(T)
     _, final = linear_attention(q, k, v, state)
     k_padded = torch.cat([k, torch.zeros_like(k)], 1)
@@ -229,7 +231,7 @@ def test_zero_keys_pad_without_a_trace(T: int) -> None:
     assert_close(padded.z, final.z)
 
 
-def test_inputs_are_not_changed() -> None:
+def test_inputs_are_not_modified() -> None:
     q, k, v, state = inputs(33)
     copies = [x.clone() for x in (q, k, v, *state)]
     linear_attention(q, k, v, state, chunk=8)
@@ -237,7 +239,7 @@ def test_inputs_are_not_changed() -> None:
         assert torch.equal(tensor, copy)
 
 
-def test_strided_inputs_give_the_same() -> None:
+def test_strided_inputs_give_the_same_result() -> None:
     q, k, v, state = inputs(33)
     o, _ = linear_attention(q, k, v, state)
     strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
@@ -247,7 +249,7 @@ def test_strided_inputs_give_the_same() -> None:
 
 @pytest.mark.parametrize("empty", range(4), ids="BHKV")
 @pytest.mark.parametrize("causal", [True, False])
-def test_nothing_comes_of_no_images_heads_or_features(empty: int, causal: bool) -> None:
+def test_empty_batch_heads_or_features(empty: int, causal: bool) -> None:
     B, H, K, V = (0 if place == empty else 2 for place in range(4))
     q, k, v, state = inputs(5, B, H, K, V)
     q, k, v = leaves((q, k, v))
@@ -257,7 +259,7 @@ def test_nothing_comes_of_no_images_heads_or_features(empty: int, causal: bool) 
     assert [grad.shape for grad in grads] == [q.shape, k.shape, v.shape]
 
 
-def test_no_positions_leave_the_state_alone() -> None:
+def test_zero_positions_keep_the_state() -> None:
     q, k, v, state = inputs(0)
     o, final = linear_attention(q, k, v, state)
     assert o.shape == v.shape
@@ -265,8 +267,8 @@ def test_no_positions_leave_the_state_alone() -> None:
     assert torch.equal(final.z, state.z)
 
 
-def test_weights_are_an_average() -> None:
-    """With positive features, outputs lie between the smallest and the largest value so far."""
+def test_outputs_are_weighted_averages() -> None:
+    """With positive features, outputs lie between the minimum and maximum value so far."""
     q, k, v, _ = inputs(50)
     o, _ = linear_attention(q, k, v, eps=0.0)
     highest, lowest = v.cummax(1).values, v.cummin(1).values
@@ -285,7 +287,7 @@ def test_eps_is_added_to_the_denominator(causal: bool) -> None:
 
 @pytest.mark.parametrize("form", [naive_linear_attention, linear_attention])
 @pytest.mark.parametrize(
-    ("q", "k", "v", "kv", "z", "says"),
+    ("q", "k", "v", "kv", "z", "message"),
     [
         ((2, 5, 3), (2, 5, 3), (2, 5, 3), None, None, "q and k must both be"),
         ((2, 5, 3, 4), (2, 5, 3, 6), (2, 5, 3, 4), None, None, "q and k must both be"),
@@ -298,23 +300,23 @@ def test_eps_is_added_to_the_denominator(causal: bool) -> None:
         ((2, 5, 3, 4), (2, 5, 3, 4), (2, 5, 3, 6), (2, 3, 4, 6), (2, 3, 6), "initial state"),
     ],
 )
-def test_wrong_shapes_are_refused(
+def test_invalid_shapes_raise(
     form: object,
     q: tuple[int, ...],
     k: tuple[int, ...],
     v: tuple[int, ...],
     kv: tuple[int, ...] | None,
     z: tuple[int, ...] | None,
-    says: str,
+    message: str,
 ) -> None:
     assert callable(form)
     state = None if kv is None or z is None else AttentionState(torch.ones(kv), torch.ones(z))
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         form(torch.ones(q), torch.ones(k), torch.ones(v), state)
 
 
 @pytest.mark.parametrize("form", [naive_linear_attention, linear_attention])
-def test_whole_numbers_are_refused_rather_than_rounded_to(form: object) -> None:
+def test_integer_values_raise(form: object) -> None:
     assert callable(form)
     ones = torch.ones(1, 2, 1, 4)
     with pytest.raises(ValueError, match="must hold floats, not"):
@@ -322,32 +324,32 @@ def test_whole_numbers_are_refused_rather_than_rounded_to(form: object) -> None:
 
 
 @pytest.mark.parametrize("chunk", [0, -1])
-def test_a_chunk_of_nothing_is_refused(chunk: int) -> None:
+def test_invalid_chunk_size_raises(chunk: int) -> None:
     q, k, v, _ = inputs(4)
-    with pytest.raises(ValueError, match="a chunk must hold"):
+    with pytest.raises(ValueError, match="chunk must be at least 1"):
         linear_attention(q, k, v, chunk=chunk)
 
 
-def kept_bytes(T: int) -> int:
-    """Bytes that one call keeps for its backward pass, storages counted once."""
+def saved_bytes(T: int) -> int:
+    """Return the bytes that a call saves for its backward pass, counting each storage once."""
     q, k, v = leaves(inputs(T, K=16, V=24, dtype=torch.float32)[:3])
     storages: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def record(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         o, final = linear_attention(q, k, v)
     assert o.requires_grad
     assert final.kv.requires_grad
     return sum(storages.values())
 
 
-def test_nothing_is_kept_per_position_but_inputs_and_outputs() -> None:
+def test_memory_per_position_is_inputs_and_outputs_only() -> None:
     B, H, K, V = 2, 3, 16, 24
-    short, long = kept_bytes(64), kept_bytes(256)
+    short, long = saved_bytes(64), saved_bytes(256)
     per_position = (long - short) / 192
     assert per_position == 4 * B * H * (K + K + V + V + 1)  # q, k, v, o and the denominators
     assert short - 64 * per_position == 4 * B * H * K * (V + 1)  # one state, the initial one
@@ -364,7 +366,7 @@ def test_feature_map_is_elu_plus_one() -> None:
 
 
 @pytest.mark.parametrize("form", [naive_linear_attention, linear_attention])
-def test_a_named_feature_map_is_applied_to_queries_and_keys(form: object) -> None:
+def test_named_feature_map_is_applied_to_queries_and_keys(form: object) -> None:
     assert callable(form)
     _, _, v, state = inputs(40)
     q, k = torch.randn(2, *v.shape[:3], 5, dtype=torch.float64)
@@ -376,7 +378,7 @@ def test_a_named_feature_map_is_applied_to_queries_and_keys(form: object) -> Non
         form(q, k, v, state, feature_map="sine")
 
 
-def test_a_key_of_minus_infinity_has_no_features() -> None:
+def test_keys_of_minus_infinity_have_zero_features() -> None:
     _, _, v, state = inputs(40)
     q, k = torch.randn(2, *v.shape[:3], 5, dtype=torch.float64)
     k = k.requires_grad_()

@@ -1,9 +1,9 @@
-// Draws one batch with the native decoder, for CPUs that are emulated: reads sizes, weights and
-// inputs from one file, and writes to another what was drawn.
+// Draws one batch with the native decoder on an emulated CPU. Reads sizes, weights and inputs from one
+// file, and writes the results to another.
 //
-// The file: Config; each tensor of Weights, then of each layer, as a count of floats and the floats;
-// the count of slots to begin; their numbers and lengths; the arrays of Arrays, in its order. All of
-// it in the order of the structs.
+// Input file, all in the order of the structs: Config; each tensor of Weights, then of each layer, as a
+// count of floats and the floats; the number of slots to begin, their numbers and lengths; the arrays of
+// Arrays.
 #include <cstdio>
 #include <cstdlib>
 #include <deque>

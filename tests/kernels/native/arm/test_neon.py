@@ -1,4 +1,4 @@
-"""The native decoder's NEON code, cross-compiled and run on an Arm CPU that qemu emulates."""
+"""The native decoder's NEON code, cross-compiled and run on an Arm CPU emulated by qemu."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.native import NativeDecoder
 from tests.conftest import assert_close
-from tests.kernels.native.fixtures import DTYPES, ERRORS, ODD_SIZES, STRICT, exact
+from tests.kernels.native.fixtures import DTYPES, ERRORS, ODD_SIZES, STRICT, float64_outputs
 from tests.model.decoders.fixtures import KINDS, masked, network_for
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 
 
-# What a build says of itself, by the ISA it is for.
+# The ISA that a build reports, by the name of the ISA it is built for.
 BUILT = {"portable": "neon", "neondot": "neondot", "neonbf16": "neonbf16"}
 
 
 @pytest.fixture(scope="module", params=BUILT)
 def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the driver for an Arm ISA, warnings being errors; skips where the tools are not."""
+    """Compile the driver for an Arm ISA with warnings as errors; skip if the tools are missing."""
     for tool in (COMPILER, EMULATOR):
         if not shutil.which(tool):
             pytest.skip(f"no {tool}: apt-get install g++-aarch64-linux-gnu qemu-user-static")
@@ -48,7 +48,7 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class Captured:
-    """Takes ``NativeNetwork``'s place, to learn what it would be given."""
+    """Replaces ``NativeNetwork`` to record its arguments."""
 
     isa = "neon"
 
@@ -64,11 +64,11 @@ class Captured:
         self.begun = b""
 
     def begin(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
-        """Note what is to be begun."""
+        """Record the slots and lengths."""
         self.begun = struct.pack("i", slots.size) + slots.tobytes() + lengths.tobytes()
 
     def file(self) -> bytes:
-        """Give all of it as the driver reads it."""
+        """Return the driver's input file."""
         parts = [struct.pack("i", self.sizes[name]) for name, *_ in abi.Config._fields_]
         named = [name for name, *_ in abi.Weights._fields_ if name != "layers"]
         tensors = [self.weights[name] for name in named]
@@ -86,7 +86,7 @@ def emulate(
     driver: Path, folder: Path, config: ModelConfig, inputs: InputBatch, precision: Precision,
     threads: int, speculate: bool = True,
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:  # fmt: skip
-    """Draw all images in the emulator; give canvas, bits and every step's parameters."""
+    """Draw all images in the emulator; return canvas, bits and every step's parameters."""
     count = len(inputs.canvas)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(abi, "NativeNetwork", Captured)
@@ -115,12 +115,12 @@ SOME = KINDS | {name: ODD_SIZES[name] for name in ("heads of 12", "heads of 31",
 
 @pytest.mark.parametrize("config", SOME.values(), ids=SOME.keys())
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_neon_agrees_with_float64(
+def test_neon_matches_float64(
     config: ModelConfig, precision: Precision, driver: Path, tmp_path: Path
 ) -> None:
     inputs = masked(config, 3, seed=1)
     canvas, bits, parameters = emulate(driver, tmp_path, config, inputs, precision, 2)
-    expected, expected_bits = exact(config, canvas, inputs)
+    expected, expected_bits = float64_outputs(config, canvas, inputs)
     parameters = parameters[:, int(config.start == "given") :]
     dtype = DTYPES[precision]
     assert np.abs(parameters - expected).max() <= ERRORS[precision] * np.abs(expected).max()
@@ -129,7 +129,7 @@ def test_neon_agrees_with_float64(
 
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_same_bytes_for_any_threads_and_company(
+def test_bytes_do_not_depend_on_threads_and_batch(
     config: ModelConfig, precision: Precision, driver: Path, tmp_path: Path
 ) -> None:
     inputs = masked(config, 9, seed=3)

@@ -1,4 +1,4 @@
-"""What tests of training's native passes share: one of the ISAs that this CPU has."""
+"""Fixture of the training library's tests: the ISAs of this CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import build_sooner, some_of
 
 @pytest.fixture(params=some_of(cpu.cpu_isas()))
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run everything on one of the ISAs that this CPU has."""
+    """Use a library built for each ISA of this CPU, with one thread."""
     try:
         find_compiler()
     except NativeBuildError as missing:

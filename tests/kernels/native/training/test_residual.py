@@ -1,4 +1,4 @@
-"""What stands between two products, in C++, against its definition in float64."""
+"""Residual addition, norm, convolution and GELU in C++ against their definitions in float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = 9
 
 
 def leaves(*tensors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Let them want gradients, and give the same in float64 beside them."""
+    """Return the tensors with gradients required, and the same in float64."""
     exact = [x.detach().double().requires_grad_() for x in tensors]
     return [x.requires_grad_() for x in tensors], exact
 
@@ -43,7 +43,7 @@ def assert_gradients_close(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("convolved", [True, False])
 @pytest.mark.parametrize("steps", [4 * COLUMNS, 4 * COLUMNS - 5, 3, 1])
-def test_the_stream_what_is_seen_of_it_and_the_gradients_are_those_of_the_definition(
+def test_outputs_and_gradients_match_the_definition(
     steps: int, convolved: bool, dtype: torch.dtype, isa: str
 ) -> None:
     D = 3 * library.require_library().lanes
@@ -68,7 +68,7 @@ def test_the_stream_what_is_seen_of_it_and_the_gradients_are_those_of_the_defini
     assert_gradients_close((total, y), given, expected, exact, dtype)
 
 
-def test_the_first_stream_has_nothing_to_add(isa: str) -> None:
+def test_nothing_to_add(isa: str) -> None:
     D = library.require_library().lanes
     given, exact = leaves(torch.randn(2, 7, D), *torch.randn(2, D).unbind(), torch.randn(5, D))
     total, y = residual(given[0], None, (given[1], given[2]), given[3], COLUMNS)
@@ -78,10 +78,8 @@ def test_the_first_stream_has_nothing_to_add(isa: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gelu_of_a_product_and_its_gradient_are_those_of_the_definition(
-    dtype: torch.dtype, isa: str
-) -> None:
-    """Over 64 rows, and far out on both sides."""
+def test_gelu_and_gradient_match_the_definition(dtype: torch.dtype, isa: str) -> None:
+    """More than 64 rows, with large positive and negative inputs."""
     D, features = 2 * library.require_library().lanes, 3 * library.require_library().lanes
     given, exact = leaves(
         4 * torch.randn(3, 30, D), torch.randn(features, D) / 4, torch.randn(features)
@@ -93,7 +91,7 @@ def test_gelu_of_a_product_and_its_gradient_are_those_of_the_definition(
     assert_gradients_close([y], given, [expected], exact, dtype)
 
 
-def test_a_product_is_whole_with_its_bias(isa: str) -> None:
+def test_deferred_bias(isa: str) -> None:
     lanes = library.require_library().lanes
     x, weight, bias = torch.randn(2, 3, lanes), torch.randn(lanes, lanes), torch.randn(lanes)
     product = linear_deferred_bias(x, weight, bias)
@@ -104,7 +102,7 @@ def test_a_product_is_whole_with_its_bias(isa: str) -> None:
     assert_close(with_bias(other), F.linear(x.double(), weight.double(), bias.double()))
 
 
-def test_tensors_need_not_lie_evenly(isa: str) -> None:
+def test_strided_tensors(isa: str) -> None:
     D = library.require_library().lanes
     wide = torch.randn(7, 2, 2 * D)
     given, exact = leaves(wide, torch.randn(D, 7))
@@ -119,7 +117,7 @@ def test_tensors_need_not_lie_evenly(isa: str) -> None:
     assert_gradients_close(run(*given), given, run(*exact), exact, torch.float32)
 
 
-def test_the_stream_alone_has_a_gradient(isa: str) -> None:
+def test_gradient_of_the_sum_alone(isa: str) -> None:
     D = library.require_library().lanes
     given, _ = leaves(torch.randn(2, 5, D), torch.randn(2, 5, D), *torch.randn(3, D).unbind())
     x, added, bias, *norm = given
@@ -131,8 +129,8 @@ def test_the_stream_alone_has_a_gradient(isa: str) -> None:
         assert_close(grad, expected.double())
 
 
-def test_an_image_is_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are fewer images than threads: the same numbers."""
+def test_threads_share_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer images than threads the results are the same."""
     found = []
     for threads in (1, 5):
         chosen = library.TrainingLibrary(threads)
@@ -146,7 +144,7 @@ def test_an_image_is_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(one, other)
 
 
-def test_far_below_zero_gelu_and_its_slope_are_nothing(isa: str) -> None:
+def test_gelu_vanishes_far_below_zero(isa: str) -> None:
     lanes = library.require_library().lanes
     x = torch.tensor([-5.0, -20.0, -1000.0, 1000.0]).repeat(lanes, lanes // 4).bfloat16()
     x.requires_grad_()
@@ -160,7 +158,7 @@ def test_far_below_zero_gelu_and_its_slope_are_nothing(isa: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_what_the_passes_do_not_take_is_computed_all_the_same(dtype: torch.dtype, isa: str) -> None:
+def test_unsupported_dtypes_use_torch(dtype: torch.dtype, isa: str) -> None:
     lanes = library.require_library().lanes
     x, weight, bias = torch.randn(5, lanes), torch.randn(lanes, lanes), torch.randn(lanes)
     if dtype == torch.float64:
@@ -173,7 +171,7 @@ def test_what_the_passes_do_not_take_is_computed_all_the_same(dtype: torch.dtype
     torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
 
 
-def test_a_convolution_that_does_not_fit_is_refused() -> None:
+def test_invalid_convolution_raises() -> None:
     x, norm = torch.randn(1, 9, 16), (torch.ones(16), torch.zeros(16))
     with pytest.raises(ValueError, match="stride must be from 1 to -1"):
         residual(x, None, norm, torch.randn(5, 16))
