@@ -14,7 +14,7 @@ from scanline.kernels.short_conv import naive_short_conv, short_conv
 from scanline.model.checkpoint import FORMAT, CheckpointError, load_checkpoint, save_checkpoint
 from scanline.model.config import ModelConfig
 from scanline.model.layers.base import State
-from scanline.model.network import LinearTransold
+from scanline.model.network import LinearTransformer
 from scanline.model.training.config import TrainingConfig
 from scanline.model.training.trainer import Trainer
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
@@ -78,7 +78,7 @@ def test_invalid_shapes_raise(x: tuple[int, ...], weight: tuple[int, ...], strid
 
 
 def stepped(
-    network: LinearTransold, canvas: Tensor, labels: Tensor, states: list[State], first: int
+    network: LinearTransformer, canvas: Tensor, labels: Tensor, states: list[State], first: int
 ) -> tuple[Tensor, list[State]]:
     rows = []
     for step in range(first, network.config.steps):
@@ -109,7 +109,7 @@ def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None
 @torch.no_grad()
 def test_initial_weights_are_the_identity() -> None:
     plain = random_network(tiny_config())
-    convolved = LinearTransold(tiny_config(short_conv="2x3")).double().eval()
+    convolved = LinearTransformer(tiny_config(short_conv="2x3")).double().eval()
     convolved.load_state_dict(convolved.state_dict() | plain.state_dict())
     canvas = random_canvas(plain.config, 2)
     assert torch.equal(plain(canvas), convolved(canvas))
