@@ -24,7 +24,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copy the project, as building writes beside the sources."""
     folder = tmp_path_factory.mktemp("source")
     for path in ROOT.iterdir():
-        if path.name in (*FOLDERS, ".ci"):
+        if path.name in (*FOLDERS, ".ci", "docs"):
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns(*CACHES))
         elif path.is_file() and path.name != ".git":
             shutil.copy(path, folder)
@@ -90,7 +90,7 @@ def test_a_source_archive_is_complete(source: Path, tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in opened.getnames()}
     listed = {
         str(path.relative_to(source))
-        for folder in (*FOLDERS, ".ci")
+        for folder in (*FOLDERS, ".ci", "docs")
         for path in (source / folder).rglob("*")
         if path.is_file()
     }
