@@ -10,6 +10,7 @@ from scanline.kernels.attention.features import FeatureMap, features
 from scanline.kernels.attention.naive import CHUNK, EPS, AttentionState, check_shapes
 from scanline.kernels.cuda.available import MAX_HEAD_SIZE, triton_available
 from scanline.kernels.native.training.attention import attention, supports_attention
+from scanline.kernels.ops.linear import LinearOutput, linear_deferred_bias, linear_with_bias
 
 
 def uses_triton(q: Tensor, v: Tensor, chunk: int = CHUNK) -> bool:
@@ -132,3 +133,35 @@ def packed_linear_attention(
         return triton_packed_attention(qkv, feature_map)
     q, k, v = qkv.unbind(2)
     return linear_attention(q, k, v, feature_map=feature_map, directions=directions)[0]
+
+
+def projected_linear_attention(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    n_heads: int,
+    feature_map: FeatureMap,
+    directions: Tensor | None = None,
+) -> Tensor:
+    """Compute causal ``linear_attention`` of linear maps of ``x``, without an initial state.
+
+    Args:
+        x: Input ``[B, T, D]``.
+        weight: Weights of the query, key and value maps ``[3 H K, D]``.
+        bias: Their biases ``[3 H K]``.
+        n_heads: Number of heads H.
+        feature_map: Name of the feature map.
+        directions: Directions of the feature map ``random``.
+
+    Returns:
+        ``o: [B, T, H, K]``.
+    """
+    if feature_map == "elu" and x.device.type == "cpu":  # attention in C++ adds the bias
+        product = linear_deferred_bias(x, weight, bias)
+    else:
+        product = LinearOutput(linear_with_bias(x, weight, bias))
+    heads = (3, n_heads, len(bias) // (3 * n_heads))
+    pending_bias = None if product.bias is None else product.bias.view(heads)
+    return packed_linear_attention(
+        product.x.unflatten(-1, heads), pending_bias, feature_map, directions
+    )

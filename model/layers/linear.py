@@ -7,8 +7,7 @@ from torch import Tensor
 
 from scanline.kernels.attention.features import feature_count, features, random_directions
 from scanline.kernels.attention.naive import AttentionState, linear_attention_step
-from scanline.kernels.ops.attention import linear_attention, packed_linear_attention
-from scanline.kernels.ops.linear import LinearOutput, linear_deferred_bias, linear_with_bias
+from scanline.kernels.ops.attention import linear_attention, projected_linear_attention
 from scanline.model.config import ModelConfig
 from scanline.model.layers.attention import Attention
 from scanline.model.layers.base import State
@@ -40,17 +39,9 @@ class LinearAttention(Attention):
         return {"kv": self.zeros(rows, H, features, K), "z": self.zeros(rows, H, features)}
 
     def attend(self, x: Tensor) -> Tensor:
-        projection = self.projection()
-        native = self.feature_map == "elu" and x.device.type == "cpu"  # its kernels add the bias
-        product = (
-            linear_deferred_bias(x, *projection)
-            if native
-            else LinearOutput(linear_with_bias(x, *projection))
+        return projected_linear_attention(
+            x, *self.projection(), self.n_heads, self.feature_map, self.directions
         )
-        heads = (3, self.n_heads, self.head_size)
-        bias = None if product.bias is None else product.bias.view(heads)
-        qkv = product.x.unflatten(-1, heads)
-        return packed_linear_attention(qkv, bias, self.feature_map, self.directions)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         q, k, v = self.qkv(x)
