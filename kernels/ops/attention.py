@@ -162,6 +162,5 @@ def projected_linear_attention(
         product = LinearOutput(linear_with_bias(x, weight, bias))
     heads = (3, n_heads, len(bias) // (3 * n_heads))
     pending_bias = None if product.bias is None else product.bias.view(heads)
-    return packed_linear_attention(
-        product.x.unflatten(-1, heads), pending_bias, feature_map, directions
-    )
+    qkv = product.x.view(*product.x.shape[:-1], *heads)
+    return packed_linear_attention(qkv, pending_bias, feature_map, directions)

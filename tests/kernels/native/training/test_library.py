@@ -17,7 +17,6 @@ from scanline.kernels.native.build import NativeBuildError, find_compiler
 from scanline.kernels.native.training import library
 from scanline.kernels.native.training.linear import linear, weight_gradient
 from scanline.kernels.native.training.nll import categorical_nll
-from scanline.model.bench.training import run_training_bench
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
@@ -122,18 +121,6 @@ for _ in range(2):
     assert done.stdout.count("torch.Size([1, 4, 1, 32])") == 2
     assert done.stderr.count("use slower PyTorch code without C++") == 1
     assert "install g++" in done.stderr
-
-
-def test_the_benchmark_compares_the_ways_to_take_a_step() -> None:
-    lines: list[str] = []
-    report = run_training_bench(["mnist"], 1, 1, lines.append, batch=1)
-    ways = ["native passes", "plain torch", "native, no convolution"]
-    assert [timing.way for timing in report.timings] == ways
-    assert all(timing.images_a_second > 0 for timing in report.timings)
-    assert all(timing.peak_share is not None for timing in report.timings)
-    assert "times plain torch; the short convolution takes" in lines[-1]
-    with pytest.raises(ValueError, match="no preset 'mnits'"):
-        run_training_bench(["mnits"], 1, 1, lines.append)
 
 
 FORKED = """

@@ -1,0 +1,19 @@
+"""The training benchmark."""
+
+from __future__ import annotations
+
+import pytest
+
+from scanline.model.bench.training import run_training_bench
+
+
+def test_compares_the_ways_to_compute_a_step() -> None:
+    lines: list[str] = []
+    report = run_training_bench(["mnist"], 1, 1, lines.append, batch=1)
+    ways = ["native passes", "plain torch", "native, no convolution"]
+    assert [timing.way for timing in report.timings] == ways
+    assert all(timing.images_a_second > 0 for timing in report.timings)
+    assert all(timing.peak_share is not None for timing in report.timings)
+    assert "× plain torch; the short convolution takes" in lines[-1]
+    with pytest.raises(ValueError, match="no preset 'mnits'"):
+        run_training_bench(["mnits"], 1, 1, lines.append)
