@@ -94,12 +94,12 @@ def page(
     results: Annotated[Path, typer.Option("--results", help="A folder of results.")] = FOLDER,
     to: Annotated[
         Path | None,
-        typer.Option("--to", help="The page to write; docs/paper.md beside them if none."),
+        typer.Option("--to", help="The page to write; paper.md in that folder if none."),
     ] = None,
 ) -> None:
     """Write the page that sets the paper's claims and figures beside the results."""
     from scanline.model.paper.page import write_page
 
-    to = to or results / "docs/paper.md"
+    to = to or results / "paper.md"
     write_page(results, to)
     typer.echo(str(to))
