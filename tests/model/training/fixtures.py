@@ -1,4 +1,4 @@
-"""What tests of training share: a small network, its data, and a run."""
+"""Shared parts of the training tests: a small network, its data, and runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = TrainingConfig(
 
 
 def dataset(count: int = 22, seed: int = 0) -> Dataset:
-    """Give images that a network can learn: brighter downwards or upwards, with a little noise."""
+    """Create learnable images: vertical gradients in two directions, with a little noise."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, 2, count)
     ramp = np.arange(MODEL.height)[None, :, None, None] * 40
@@ -54,7 +54,7 @@ def run(
 
 
 def assert_same_bits(one: Any, other: Any, where: str = "") -> None:
-    """Compare nested states: equal to the last bit, and nothing missing."""
+    """Assert that nested states are equal bit for bit."""
     assert type(one) is type(other), where
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other), where
@@ -82,7 +82,7 @@ def state(trainer: Trainer) -> dict[str, Any]:
 
 
 def weights_of(folder: Path) -> Path:
-    """Give the file to serve: named after its run, as the server names models after files."""
+    """Return the weights file of a run."""
     return folder / f"{folder.name}.safetensors"
 
 
@@ -120,7 +120,7 @@ if __name__ == "__main__":
 
 
 def start(folder: Path, steps: int, *launcher: str, processes: int = 1) -> subprocess.Popen[str]:
-    """Train in a process of its own, behind a launcher or with others that it starts itself."""
+    """Start training in another process, with a launcher or with its own workers."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "script.py"
     script.write_text(SCRIPT)

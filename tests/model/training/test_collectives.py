@@ -1,4 +1,4 @@
-"""What processes tell each other at each step, in memory that they share and through sockets."""
+"""Tests of collective operations in shared memory and through sockets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from scanline.model.training.distributed import process_group
 from scanline.model.training.muon import Muon
 from tests.conftest import assert_close
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="NCCL wants a GPU for each")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="NCCL needs a GPU per process")
 
 SHAPES = [(3, 5), (), (7,)]
 STEPS = range(3)
-WITHOUT = ["nothing", "memfd", "memory", "a way to it"]
+WITHOUT = ["nothing", "memfd", "memory", "mapping"]
 
 
 def given(rank: int, step: int) -> list[Tensor]:
@@ -48,7 +48,7 @@ def refuse(*_: object, **__: object) -> None:
 
 
 def exchange(_: torch.device, folder: Path, without: str) -> None:
-    """Average, divide and step a few times; what came of it is kept in a file for each process."""
+    """Average, map and step a few times, and save the results of each process."""
     rank, rows = dist.get_rank(), list[int]()
 
     def work(batch: Tensor) -> Tensor:
@@ -56,13 +56,13 @@ def exchange(_: torch.device, folder: Path, without: str) -> None:
         return -batch
 
     with pytest.MonkeyPatch.context() as patch:
-        if without == "memfd":  # as on a Mac
+        if without == "memfd":  # as on macOS
             patch.delattr(os, "memfd_create")
         elif without == "memory":
             patch.setattr(os, "posix_fallocate", refuse)
-        elif without == "a way to it" and rank == 1:
+        elif without == "mapping" and rank == 1:
             patch.setattr(torch, "from_file", refuse)
-        reducer, divider, muon = (
+        averager, sharded_map, muon = (
             GradientAverager(given(rank, 0)),
             ShardedMap(batches(0)),
             new_muon(),
@@ -70,10 +70,10 @@ def exchange(_: torch.device, folder: Path, without: str) -> None:
     found: list[list[Tensor]] = []
     for step in STEPS:
         means = given(rank, step)
-        reducer.average(means)
-        results = [x.clone() for x in divider.run(batches(step), work)]
+        averager.average(means)
+        results = [x.clone() for x in sharded_map.run(batches(step), work)]
         found += [means, results, weights_after_a_step(muon, step)]
-    # Of five the first has two, and of one none.
+    # Shared memory gives rank 0 two rows of the batch of five, and none of the batch of one.
     assert sum(rows) == len(STEPS) * ((2 if rank == 0 else 4) if without == "nothing" else 6), (
         without
     )
@@ -81,14 +81,14 @@ def exchange(_: torch.device, folder: Path, without: str) -> None:
 
 
 def exchange_without(device: torch.device, folder: Path) -> None:
-    """Exchange without each in turn, and keep what came of it in a folder for each."""
+    """Run ``exchange`` without each facility in turn, with a folder of results for each."""
     for without in WITHOUT:
         (folder / without).mkdir(exist_ok=True)
         exchange(device, folder / without, without)
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux's")
-def test_all_get_the_same_means_and_the_same_of_divided_work(
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+def test_all_processes_get_the_same_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -102,17 +102,17 @@ def test_all_get_the_same_means_and_the_same_of_divided_work(
         alone = new_muon()
         for step in STEPS:
             both = zip(given(0, step), given(1, step), strict=True)
-            for name, wanted in [
+            for name, expected in [
                 ("means", [(a + b) / 2 for a, b in both]),
                 ("results", [-batch for batch in batches(step)]),
                 ("weights", weights_after_a_step(alone, step)),
             ]:
-                for mine, theirs, right in zip(one.pop(0), other.pop(0), wanted, strict=True):
+                for mine, theirs, right in zip(one.pop(0), other.pop(0), expected, strict=True):
                     assert torch.equal(mine, theirs), (without, name)
                     assert_close(mine, right)
 
 
-def test_alone_work_is_done_as_it_comes() -> None:
+def test_sharded_map_in_one_process() -> None:
     (negative,) = ShardedMap([torch.ones(3, 2)]).run([torch.ones(3, 2)], lambda x: -x.bfloat16())
     assert torch.equal(negative, -torch.ones(3, 2))
     assert negative.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""What a network is trained on, and what is held out from it, measured on and judged beside."""
+"""Tests of the selection of training, validation, test and judge data."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from scanline.model.training.resume import dataset_fingerprint
 from tests.conftest import tiny_config
 from tests.dataset_files import hide_other_data, write_cifar, write_mnist
 
-load_test_data.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
+load_test_data.__test__ = False  # type: ignore[attr-defined]  # not a test, despite its name
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def folder_of_images(tmp_path: Path) -> Path:
     for j in range(25):
-        path = tmp_path / "pictures" / "ab"[j % 2] / f"{j:02}.png"
+        path = tmp_path / "images" / "ab"[j % 2] / f"{j:02}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (9, 7), (10 * j, 0, 0)).save(path)
-    return tmp_path / "pictures"
+    return tmp_path / "images"
 
 
-def test_of_a_folder_a_tenth_is_held_out_or_what_is_asked_for(pictures: Path) -> None:
+def test_number_of_held_out_images(folder_of_images: Path) -> None:
     def sizes(hold_out: int | None) -> tuple[int, int]:
-        data, validation = load_training_data(None, pictures, 8, False, hold_out, None, False)
+        data, validation = load_training_data(
+            None, folder_of_images, 8, False, hold_out, None, False
+        )
         assert data.images.shape[1:] == (8, 8, 3)
         assert data.classes == ("a", "b")
         return len(data), 0 if validation is None else len(validation)
@@ -47,7 +49,7 @@ def test_of_a_folder_a_tenth_is_held_out_or_what_is_asked_for(pictures: Path) ->
 
 
 def numbered(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every folder hold so many images, each with its number for its pixels."""
+    """Make every folder hold ``count`` images, whose pixels encode their number."""
     images = np.arange(count, dtype=np.uint32).view(np.uint8).reshape(-1, 2, 2, 1)
     folder = Dataset("images", images, None, ())
     monkeypatch.setattr(datasets, "load_image_folder", lambda *of: folder)
@@ -59,13 +61,13 @@ def numbers(data: Dataset | None) -> set[int]:
 
 @pytest.mark.parametrize("hold_out", [None, 0, 1, 12])
 @pytest.mark.parametrize("count", [5, 26, 10_010])
-def test_what_was_trained_on_measures_and_judges_nothing(
+def test_training_images_are_not_used_for_evaluation(
     count: int, hold_out: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if hold_out is not None and hold_out >= count:
         return
     numbered(count, monkeypatch)
-    given, grey = (Path("pictures"), None, False), tiny_config(height=2, width=2)
+    given, grey = (Path("images"), None, False), tiny_config(height=2, width=2)
     data, validation = load_training_data(None, given[0], 2, True, hold_out, None, False)
     held_out = 0 if validation is None else len(validation)
     assert held_out == (min(1000, count // 10) if hold_out is None else hold_out)
@@ -79,7 +81,7 @@ def test_what_was_trained_on_measures_and_judges_nothing(
             assert "held out" in seen.note
         else:
             assert "the model was trained on all of them" in seen.note
-    if hold_out is None and held_out:  # a checkpoint of a former version tells nothing
+    if hold_out is None and held_out:  # metadata of an earlier version
         assert numbers(load_judge_data(grey, {}, None, *given)[1]) == numbers(validation)
     for other in ({}, facts | {"trained_on": "other"}, facts | {"held_out": count}):
         everything = load_test_data(grey, other, None, *given)
@@ -87,10 +89,10 @@ def test_what_was_trained_on_measures_and_judges_nothing(
         assert "whatever of it the model was trained on" in everything.note
 
 
-def test_what_joins_a_folder_moves_nothing_that_was_trained_on(
+def test_images_added_to_folder_do_not_change_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = (None, Path("pictures"), 2, True, 5, None, False)
+    given = (None, Path("images"), 2, True, 5, None, False)
     numbered(40, monkeypatch)
     trained, _ = load_training_data(*given)
     numbered(60, monkeypatch)
@@ -98,8 +100,8 @@ def test_what_joins_a_folder_moves_nothing_that_was_trained_on(
     assert not numbers(trained) & numbers(validation)
 
 
-def test_the_first_pictures_of_a_folder_are_of_every_class(pictures: Path) -> None:
-    given: tuple[Any, ...] = (tiny_config(), {}, None, pictures, None, False)
+def test_first_images_of_folder_are_of_every_class(folder_of_images: Path) -> None:
+    given: tuple[Any, ...] = (tiny_config(), {}, None, folder_of_images, None, False)
     labels = load_test_data(*given).labels
     assert labels is not None
     assert labels[:12].tolist() != sorted(labels[:12])
@@ -108,7 +110,7 @@ def test_the_first_pictures_of_a_folder_are_of_every_class(pictures: Path) -> No
     np.testing.assert_array_equal(held_out, labels[: len(held_out)])
 
 
-def test_a_data_set_is_trained_on_without_its_test_images(
+def test_training_data_of_a_data_set_and_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_other_data(monkeypatch)
@@ -117,7 +119,7 @@ def test_a_data_set_is_trained_on_without_its_test_images(
         data, validation = load_training_data(name, None, None, False, 2, tmp_path, False)
         assert validation is not None
         assert (len(data), len(validation)) == (4, 2)
-        # By the seed alone, so that runs of years apart hold out the same.
+        # Depends on the seed only.
         of_seed = split_validation(load_dataset("mnist", "train", tmp_path), 2, 0)[1]
         assert np.array_equal(validation.images, of_seed.images)
     for dataset, images in ((None, None), ("mnist", tmp_path)):
@@ -131,16 +133,26 @@ def test_a_data_set_is_trained_on_without_its_test_images(
         load_training_data(str(tmp_path), None, None, False, 0, None, False)
 
 
-def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_classes(
-    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+def test_evaluation_uses_folder_or_test_set_of_classes(
+    tmp_path: Path, folder_of_images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_other_data(monkeypatch)
     write_mnist(tmp_path / "mnist")
     write_cifar(tmp_path / "cifar10")
     grey, colour = tiny_config(), tiny_config(channels=3)
     digits = PRESETS["mnist"]
-    assert load_test_data(grey, {}, None, pictures, None, False).images.shape == (25, 5, 4, 1)
-    assert load_test_data(colour, {}, None, pictures, None, False).images.shape == (25, 5, 4, 3)
+    assert load_test_data(grey, {}, None, folder_of_images, None, False).images.shape == (
+        25,
+        5,
+        4,
+        1,
+    )
+    assert load_test_data(colour, {}, None, folder_of_images, None, False).images.shape == (
+        25,
+        5,
+        4,
+        3,
+    )
     assert load_test_data(digits, {}, None, None, tmp_path, False).images.shape[1:] == (28, 28, 1)
     photographs = load_test_data(PRESETS["cifar10"], {}, None, None, tmp_path, False)
     assert photographs.images.shape[1:] == (32, 32, 3)
@@ -151,43 +163,43 @@ def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_classes(
         load_test_data(colour, {}, "mnist", None, tmp_path, False)
 
 
-def test_one_picture_judges_nothing(tmp_path: Path) -> None:
+def test_single_image_cannot_be_judged_with(tmp_path: Path) -> None:
     Image.new("L", (9, 7)).save(tmp_path / "one.png")
     with pytest.raises(ValueError, match=r"holds one image: .* at least two"):
         load_judge_data(tiny_config(), {}, None, tmp_path, None, False)
 
 
 @pytest.mark.parametrize(("asked", "held_out"), [(None, 4), (4, 4), (6, 6)])
-def test_what_a_start_was_trained_on_is_not_held_out_or_said_to_be(
+def test_images_seen_by_starting_checkpoint_are_not_held_out_or_reported(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     asked: int | None,
     held_out: int,
 ) -> None:
 
-    def parted(hold_out: int | None, start: dict[str, Any] | None = None) -> Any:
-        return load_training_data(None, Path("pictures"), 2, True, hold_out, None, False, start)
+    def load(hold_out: int | None, start: dict[str, Any] | None = None) -> Any:
+        return load_training_data(None, Path("images"), 2, True, hold_out, None, False, start)
 
     numbered(60, monkeypatch)
-    trained, held = parted(4)
+    trained, held = load(4)
     assert held is not None
     facts = {"trained_on": dataset_fingerprint(trained), "held_out": len(held)}
     for start in (facts, {"trained_on": "x", "held_out": 3, "started_from": {"runs": [facts]}}):
-        data, validation = parted(asked, start)
+        data, validation = load(asked, start)
         assert validation is not None
         assert len(validation) == held_out
         seen = len(numbers(validation) & numbers(trained))
-        told = f"start from was trained on {seen} of the held-out images"
-        assert (told in caplog.text) is (seen > 0)
+        message = f"start from was trained on {seen} of the held-out images"
+        assert (message in caplog.text) is (seen > 0)
         caplog.clear()
-        # And so it is said where the model is measured.
+        # The same is reported when the model is evaluated.
         run = {"trained_on": dataset_fingerprint(data), "held_out": held_out,
                "started_from": {"runs": [facts]}}  # fmt: skip
         measured = load_test_data(
-            tiny_config(height=2, width=2), run, None, Path("pictures"), None, False
+            tiny_config(height=2, width=2), run, None, Path("images"), None, False
         )
         judged = load_judge_data(
-            tiny_config(height=2, width=2), run, None, Path("pictures"), None, False
+            tiny_config(height=2, width=2), run, None, Path("images"), None, False
         )[1]
         for each in (measured, judged):
             assert numbers(each) == numbers(validation)

@@ -1,4 +1,4 @@
-"""Processes that train together: like one, stopped as one, and none is left or hangs alone."""
+"""Tests of data-parallel processes: results, interruption and failures."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ Begin = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def begin() -> Iterator[Begin]:
-    """Start runs, of which nothing is left after the test."""
-    begun: list[subprocess.Popen[str]] = []
+    """Return a function that starts runs, which end with the test."""
+    started: list[subprocess.Popen[str]] = []
 
     def start_one(*arguments: object, **options: int) -> subprocess.Popen[str]:
-        begun.append(start(*arguments, **options))  # type: ignore[arg-type]
-        return begun[-1]
+        started.append(start(*arguments, **options))  # type: ignore[arg-type]
+        return started[-1]
 
     yield start_one
-    for process in begun:
-        process.terminate()  # torchrun ends its own first: they are in groups of their own
+    for process in started:
+        process.terminate()  # torchrun ends its workers, which are in other groups
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(40)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # whoever is left, be its first gone or not
+            os.killpg(process.pid, signal.SIGKILL)  # any process left
         process.wait()
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
@@ -59,13 +59,13 @@ def wait_for_steps(process: subprocess.Popen[str], folder: Path, count: int) -> 
 
 
 def members(process: subprocess.Popen[str]) -> set[int]:
-    """Give the two processes that train, by what each prints first."""
+    """Return the IDs of the two training processes, which they print first."""
     assert process.stdout is not None
     return {int(process.stdout.readline().split()[1]) for _ in range(2)}
 
 
 def gone(number: int) -> bool:
-    """Whether a process has ended, if perhaps not yet been waited for."""
+    """Return True if a process has ended, even if it has not been waited for."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except OSError:
@@ -81,13 +81,10 @@ def gone(number: int) -> bool:
     ],
 )
 @pytest.mark.usefixtures("hangups")
-def test_control_c_leaves_a_run_to_resume(
+def test_interrupted_run_can_be_resumed(
     tmp_path: Path, begin: Begin, launcher: tuple[str, ...], count: int
 ) -> None:
-    """As a terminal does it: the signal goes to the group, and from torchrun to its processes.
-
-    Where it closes, only the first process heeds that.
-    """
+    """Send SIGINT to the process group, as a terminal does; workers ignore SIGHUP."""
     process = begin(tmp_path, 10**6, *launcher, processes=count)
     wait_for_steps(process, tmp_path, 4)
     if count == 2:
@@ -95,13 +92,13 @@ def test_control_c_leaves_a_run_to_resume(
         os.kill(other, signal.SIGHUP)
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=60)
-    said = [line for line in output.splitlines() if line.startswith("stopped at")]
-    assert len(said) == (2 if launcher else 1)
-    assert len(set(said)) == 1, errors  # every process, after the same step
+    messages = [line for line in output.splitlines() if line.startswith("stopped at")]
+    assert len(messages) == (2 if launcher else 1)
+    assert len(set(messages)) == 1, errors  # all processes stop after the same step
     if not launcher:
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
-    done = int(said[0].removeprefix("stopped at"))
+    done = int(messages[0].removeprefix("stopped at"))
     assert len(log_of(tmp_path)) == done
     trainer = Trainer(MODEL, replace(CONFIG, steps=10**6, decay=0.0), tmp_path, CPU)
     trainer.resume()
@@ -136,33 +133,33 @@ def test_two_processes_train_like_one(
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-2, atol=1e-3)
 
 
-def test_one_that_is_killed_ends_the_run_with_its_reason(tmp_path: Path, begin: Begin) -> None:
+def test_killed_worker_ends_the_run_with_a_reason(tmp_path: Path, begin: Begin) -> None:
     process = begin(tmp_path, 10**6, processes=2)
     (other,) = members(process) - {process.pid}
     wait_for_steps(process, tmp_path, 4)
     os.kill(other, signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode != 0  # torch may abort once a broken group goes, after what is said
-    said = [line for line in errors.splitlines() if "RuntimeError: one of the" in line]
-    assert len(said) == 1
-    assert "one of the training processes was killed by signal 9; use --resume" in said[0]
+    assert process.returncode != 0  # torch may abort after the message
+    messages = [line for line in errors.splitlines() if "RuntimeError: one of the" in line]
+    assert len(messages) == 1
+    assert "one of the training processes was killed by signal 9; use --resume" in messages[0]
     assert gone(other)
 
 
-def test_the_first_killed_leaves_no_other_behind(tmp_path: Path, begin: Begin) -> None:
+def test_workers_exit_with_the_first_process(tmp_path: Path, begin: Begin) -> None:
     process = begin(tmp_path, 10**6, processes=2)
     (other,) = members(process) - {process.pid}
     wait_for_steps(process, tmp_path, 4)
     process.kill()
     process.wait()
-    while not gone(other):  # the test's own time limit ends a wait for ever
+    while not gone(other):  # until the time limit of the test
         signal.sigtimedwait([], 0.05)
 
 
-def test_one_that_fails_alone_is_seen_by_its_own_error(
+def test_error_of_one_worker_is_reported(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """While it starts, and once all have joined; by one that both might have met, too."""
+    """Also if the error is of a type that the first process would report itself."""
     for kind in (RuntimeError, ValueError):
         with (
             pytest.raises(RuntimeError, match=r"ended with status 1, see above"),
@@ -174,7 +171,7 @@ def test_one_that_fails_alone_is_seen_by_its_own_error(
         pytest.raises((RuntimeError, TypeError, AttributeError)),
         process_group(2, lambda device: None),  # cannot be pickled
     ):
-        raise AssertionError("never begins")
+        raise AssertionError("the block must not be entered")
     assert not torch.distributed.is_initialized()
 
 
@@ -183,7 +180,7 @@ def _fail(device: torch.device, kind: type[Exception]) -> None:
     raise kind("only the other one")
 
 
-def test_one_that_dies_while_it_starts_is_seen_however_much_it_was_to_be_given() -> None:
+def test_worker_that_dies_while_starting_is_detected() -> None:
     over = threading.Event()
 
     def kill_the_other() -> None:
@@ -199,18 +196,18 @@ def test_one_that_dies_while_it_starts_is_seen_however_much_it_was_to_be_given()
             pytest.raises(RuntimeError, match="was killed by signal 9"),
             process_group(2, _take, bytes(2**25)),
         ):
-            raise AssertionError("never begins")
+            raise AssertionError("the block must not be entered")
     finally:
         over.set()
         killer.join()
     assert not multiprocessing.active_children()
 
 
-def _take(device: torch.device, much: bytes) -> None:
+def _take(device: torch.device, data: bytes) -> None:
     pass
 
 
-def test_what_both_meet_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_error_in_all_processes_is_reported_once(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="both"), process_group(2, _refuse) as device:
         _refuse(device)
     assert "both" not in capfd.readouterr().err
@@ -221,7 +218,7 @@ def _refuse(device: torch.device) -> None:
     raise ValueError("both")
 
 
-def test_as_many_processes_as_cores_with_four_images_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(distributed, "usable_cores", lambda: 6)
     if torch.cuda.is_available():
@@ -230,12 +227,12 @@ def test_as_many_processes_as_cores_with_four_images_each(monkeypatch: pytest.Mo
     assert [choose_process_count(batch, None) for batch in (1, 7, 8, 12, 16, 30, 64)] == [
         1, 1, 2, 3, 4, 6, 4,
     ]  # fmt: skip
-    assert choose_process_count(16, 8) == 8  # as told
+    assert choose_process_count(16, 8) == 8  # explicit
     with pytest.raises(ValueError, match="16 images cannot be divided among 3 processes"):
         choose_process_count(16, 3)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert choose_process_count(16, None) == 2
-    monkeypatch.setenv("OMP_NUM_THREADS", "0")  # which says nothing
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")  # no limit
     assert choose_process_count(16, None) == 4
     monkeypatch.setenv("RANK", "0")
     assert choose_process_count(16, None) == 1
@@ -285,7 +282,7 @@ def test_process_group_divides_cores_and_uses_loopback(monkeypatch: pytest.Monke
 
 
 def _addresses() -> set[str]:
-    """Give the addresses of this process's TCP sockets, whatever their state."""
+    """Return the addresses of this process's TCP sockets in any state."""
     inodes = set[str]()
     for file in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

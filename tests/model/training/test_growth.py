@@ -1,4 +1,4 @@
-"""Growing a network: the same images at first, and every part of a new layer learns."""
+"""Tests of growing a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conftest import assert_close, random_canvas, random_network, tiny_con
 
 @pytest.mark.parametrize(("small", "large"), [(1, 2), (2, 4), (2, 5), (3, 4)])
 @pytest.mark.parametrize("feature_map", ["elu", "random"])
-def test_a_deeper_network_begins_as_the_smaller(small: int, large: int, feature_map: str) -> None:
+def test_grown_network_computes_the_same(small: int, large: int, feature_map: str) -> None:
     config = tiny_config(n_layers=small, short_conv="2x3", feature_map=feature_map)
     network = random_network(config)
     deeper = replace(config, n_layers=large)
@@ -30,7 +30,7 @@ def test_a_deeper_network_begins_as_the_smaller(small: int, large: int, feature_
     canvas = random_canvas(config, 2)
     assert torch.equal(model(canvas), network(canvas))
 
-    # Its new layers are copies but for the way back, where they learn at once.
+    # New layers are copies except for their output projections, which receive gradients.
     torch.autograd.backward(model.bits(canvas).sum())
     for block in model.blocks:
         assert all(p.grad is not None for p in block.parameters())
@@ -47,7 +47,7 @@ def test_a_deeper_network_begins_as_the_smaller(small: int, large: int, feature_
             assert torch.equal(block.get_parameter("attention.query.weight"), below)
 
 
-def test_a_run_begins_with_fewer_layers_and_the_convolution_at_once(tmp_path: Path) -> None:
+def test_start_from_checkpoint_without_layers_and_convolution(tmp_path: Path) -> None:
     plain = random_network(tiny_config()).float()
     save_checkpoint(tmp_path / "plain.safetensors", plain, {})
     config = tiny_config(short_conv="2x3", n_layers=3)
@@ -59,12 +59,12 @@ def test_a_run_begins_with_fewer_layers_and_the_convolution_at_once(tmp_path: Pa
             assert_close(network(canvas), plain(canvas))
 
 
-def test_what_cannot_grow_is_refused(tmp_path: Path) -> None:
+def test_incompatible_growth_is_rejected(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "it.safetensors", random_network(tiny_config()).float(), {})
     shallower = tiny_config(n_layers=1)
     trainer = Trainer(shallower, TrainingConfig(steps=1), tmp_path / "run", torch.device("cpu"))
     with pytest.raises(CheckpointError, match=r"\(n_layers\); start from .* with fewer layers"):
         trainer.start_from(tmp_path / "it.safetensors")
-    # What normalises last has no layer that does nothing.
+    # With post-norm no layer is the identity.
     post = tiny_config(norm="post")
     assert incompatible_fields(post, replace(post, n_layers=3)) == ["n_layers"]

@@ -1,4 +1,4 @@
-"""The learning curve: what is read from a log, and that a picture shows it."""
+"""Tests of the learning curve: reading the log and plotting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_log(path: Path, entries: list[dict[str, float]]) -> None:
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
-def test_a_step_that_a_resumed_run_took_again_counts_once(tmp_path: Path) -> None:
+def test_repeated_steps_count_once(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     steps = [(1, 5.0), (2, 4.0), (3, 3.9), (2, 4.5), (3, 3.5)]
     entries = [{"step": step, "bits_per_dim": bits} for step, bits in steps]
@@ -31,22 +31,22 @@ def test_a_step_that_a_resumed_run_took_again_counts_once(tmp_path: Path) -> Non
     assert validation.tolist() == [[3, 3.2]]
 
 
-def test_what_a_killed_run_left_half_written_hides_nothing_behind_it(tmp_path: Path) -> None:
+def test_incomplete_line_is_skipped(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     lines = [json.dumps({"step": step, "bits_per_dim": 5.0}) for step in (1, 2, 3)]
     log.write_text("\n".join([lines[0], lines[1][:9], lines[2]]) + "\n")
     assert read_curve(log)[0].tolist() == [[1, 5.0], [3, 5.0]]
 
 
-def test_the_line_is_the_mean_of_the_last_fiftieth_of_the_run() -> None:
+def test_training_curve_is_a_moving_average() -> None:
     points = np.column_stack([np.arange(200.0), np.arange(200.0)])
     line = _smoothed(points)
     assert line[:, 0].tolist() == points[:, 0].tolist()
-    assert line[:4, 1].tolist() == [0, 0.5, 1, 1.5]  # of as many as there are
+    assert line[:4, 1].tolist() == [0, 0.5, 1, 1.5]  # shorter windows
     assert line[4:, 1].tolist() == (np.arange(4, 200) - 1.5).tolist()
 
 
-def test_the_picture_falls_where_the_run_does(tmp_path: Path) -> None:
+def test_plotted_curve_falls(tmp_path: Path) -> None:
     log, path = tmp_path / "log.jsonl", tmp_path / "curve.png"
     entries = [{"step": step, "bits_per_dim": 2 + 100 / step} for step in range(1, 500)]
     write_log(log, [*entries, {"step": 400, "validation": 2.1}])
@@ -59,7 +59,7 @@ def test_the_picture_falls_where_the_run_does(tmp_path: Path) -> None:
     assert (pixels == VALIDATION_COLOR).all(-1).any()
 
 
-def test_an_empty_log_makes_no_picture(tmp_path: Path) -> None:
+def test_empty_log_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").touch()
     draw_curve(tmp_path / "log.jsonl", tmp_path / "curve.png")
     assert not (tmp_path / "curve.png").exists()

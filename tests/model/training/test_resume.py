@@ -1,4 +1,4 @@
-"""What a run goes on from, and what it does not."""
+"""Tests of the checks before a run is resumed."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tests.model.training.fixtures import (
 
 
 @pytest.fixture
-def begun(one_step: Path, tmp_path: Path) -> Path:
-    """Give the folder of a run of a step, to go on in or to damage."""
-    return shutil.copytree(one_step, tmp_path / "begun")
+def saved_run(one_step: Path, tmp_path: Path) -> Path:
+    """Return a copy of the folder of a run of one step."""
+    return shutil.copytree(one_step, tmp_path / "saved_run")
 
 
 @pytest.fixture(scope="module")
 def one_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of a run of a step."""
-    folder = tmp_path_factory.mktemp("runs") / "begun"
+    """Return the folder of a run of one step."""
+    folder = tmp_path_factory.mktemp("runs") / "saved_run"
     run(folder, replace(CONFIG, steps=1))
     return folder
 
 
-def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
+def test_resuming_finished_run_changes_nothing(tmp_path: Path) -> None:
     run(tmp_path)
     before = (tmp_path / "training.pt").read_bytes()
     assert run(tmp_path, resume=True).step == 6
@@ -56,7 +56,7 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_other_settings_do_not_resume(one_step: Path, change: dict[str, Any]) -> None:
+def test_changed_settings_are_rejected(one_step: Path, change: dict[str, Any]) -> None:
     (name,) = change
     with pytest.raises(CheckpointError, match=rf"other settings \({name}\); choose the same"):
         Trainer(MODEL, replace(CONFIG, **change), one_step, CPU).resume()
@@ -71,46 +71,44 @@ def test_other_settings_do_not_resume(one_step: Path, change: dict[str, Any]) ->
         {"evaluate_every": 7},
     ],
 )
-def test_where_a_run_ends_and_what_it_writes_may_change(
-    one_step: Path, change: dict[str, Any]
-) -> None:
+def test_schedule_and_intervals_may_change(one_step: Path, change: dict[str, Any]) -> None:
     trainer = Trainer(MODEL, replace(CONFIG, **change), one_step, CPU)
     trainer.resume()
     assert trainer.step == 1
 
 
-def test_weights_go_on_in_the_run_s_own_folder(begun: Path) -> None:
-    path = begun / "training.pt"
+def test_weights_stay_in_the_run_folder(saved_run: Path) -> None:
+    path = saved_run / "training.pt"
     torch.save(torch.load(path, weights_only=True) | {"weights": "../other.safetensors"}, path)
-    (begun.parent / "other.safetensors").touch()
-    trainer = Trainer(MODEL, CONFIG, begun, CPU)
+    (saved_run.parent / "other.safetensors").touch()
+    trainer = Trainer(MODEL, CONFIG, saved_run, CPU)
     trainer.resume()
-    assert trainer.weights.parent == begun
+    assert trainer.weights.parent == saved_run
 
 
-def test_a_setting_that_a_former_version_had_not_is_as_it_trained_then(begun: Path) -> None:
-    path = begun / "training.pt"
+def test_setting_missing_in_saved_run_has_its_default(saved_run: Path) -> None:
+    path = saved_run / "training.pt"
     saved = torch.load(path, weights_only=True)
     del saved["training"]["mirror"]
     torch.save(saved, path)
-    Trainer(MODEL, CONFIG, begun, CPU).resume()
+    Trainer(MODEL, CONFIG, saved_run, CPU).resume()
     with pytest.raises(CheckpointError, match=r"other settings \(mirror\)"):
-        Trainer(MODEL, replace(CONFIG, mirror=True), begun, CPU).resume()
+        Trainer(MODEL, replace(CONFIG, mirror=True), saved_run, CPU).resume()
     saved["training"]["retired"] = 1
     torch.save(saved, path)
     with pytest.raises(CheckpointError, match=r"other settings \(retired\)"):
-        Trainer(MODEL, CONFIG, begun, CPU).resume()
+        Trainer(MODEL, CONFIG, saved_run, CPU).resume()
 
 
-def test_a_rate_is_what_the_recipe_says_now(begun: Path) -> None:
-    """A former version may have had others of the same training_config."""
-    path = begun / "training.pt"
+def test_learning_rates_come_from_the_current_config(saved_run: Path) -> None:
+    """An earlier version may have derived other rates from the same settings."""
+    path = saved_run / "training.pt"
     saved = torch.load(path, weights_only=True)
     for state in saved["optimizers"]:
         for group in state["param_groups"]:
             group["rate"] *= 7
     torch.save(saved, path)
-    resumed, new = (Trainer(MODEL, CONFIG, begun, CPU) for _ in range(2))
+    resumed, new = (Trainer(MODEL, CONFIG, saved_run, CPU) for _ in range(2))
     resumed.resume()
     rates = [
         [
@@ -123,27 +121,27 @@ def test_a_rate_is_what_the_recipe_says_now(begun: Path) -> None:
     assert rates[0] == rates[1]
 
 
-def test_another_model_does_not_resume(one_step: Path) -> None:
+def test_other_network_is_rejected(one_step: Path) -> None:
     with pytest.raises(CheckpointError, match=r"another network \(\w+\); choose the same"):
         Trainer(replace(MODEL, d_ff=32), CONFIG, one_step, CPU).resume()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"hello", b"PK\x03\x04" + bytes(50), bytes(500)])
-def test_what_is_no_training_state_does_not_resume(tmp_path: Path, content: bytes | None) -> None:
+def test_file_that_is_no_state_is_rejected(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "training.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"training.pt"):
         Trainer(MODEL, CONFIG, tmp_path, CPU).resume()
 
 
-def test_a_truncated_or_foreign_state_does_not_resume(begun: Path) -> None:
-    path = begun / "training.pt"
+def test_truncated_or_foreign_state_is_rejected(saved_run: Path) -> None:
+    path = saved_run / "training.pt"
     path.write_bytes(path.read_bytes()[:4000])
     with pytest.raises(CheckpointError, match=r"training.pt is not a PyTorch file"):
-        Trainer(MODEL, CONFIG, begun, CPU).resume()
+        Trainer(MODEL, CONFIG, saved_run, CPU).resume()
     torch.save({"weight": torch.ones(2)}, path)
     with pytest.raises(CheckpointError, match=r"training.pt is not the state of a training run"):
-        Trainer(MODEL, CONFIG, begun, CPU).resume()
+        Trainer(MODEL, CONFIG, saved_run, CPU).resume()
 
 
 @pytest.mark.parametrize(
@@ -157,16 +155,16 @@ def test_a_truncated_or_foreign_state_does_not_resume(begun: Path) -> None:
         ("weights", 3),
     ],
 )
-def test_a_damaged_state_does_not_resume(begun: Path, name: str, value: object) -> None:
-    path = begun / "training.pt"
+def test_damaged_state_is_rejected(saved_run: Path, name: str, value: object) -> None:
+    path = saved_run / "training.pt"
     torch.save(torch.load(path, weights_only=True) | {name: value}, path)
     with pytest.raises(CheckpointError, match=r"training.pt is (damaged|not the state of a tra)"):
-        Trainer(MODEL, CONFIG, begun, CPU).resume()
+        Trainer(MODEL, CONFIG, saved_run, CPU).resume()
 
 
-def test_other_images_do_not_resume(begun: Path) -> None:
-    """As with another share of them held out; only the same ones go on to the bit."""
-    trainer = Trainer(MODEL, CONFIG, begun, CPU)
+def test_other_images_are_rejected(saved_run: Path) -> None:
+    """This includes another number of held-out images."""
+    trainer = Trainer(MODEL, CONFIG, saved_run, CPU)
     trainer.resume()
     data = dataset()
     assert data.labels is not None
@@ -179,7 +177,7 @@ def test_other_images_do_not_resume(begun: Path) -> None:
     assert trainer.step == CONFIG.steps
 
 
-def test_fewer_steps_than_were_taken_do_not_resume(tmp_path: Path) -> None:
+def test_fewer_steps_than_taken_are_rejected(tmp_path: Path) -> None:
     run(tmp_path, replace(CONFIG, steps=3))
     with pytest.raises(
         CheckpointError, match=r"already at step 3: --steps must be at least that; got 2"

@@ -1,4 +1,4 @@
-"""One run at a time in a folder, which holds no more than it must."""
+"""Tests of the lock on a run's folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from scanline.model.training.run_lock import run_lock
 
 
-def test_a_folder_is_one_run_s(tmp_path: Path) -> None:
+def test_folder_is_locked_by_one_run(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "mine"
     with run_lock(folder):
         refused = pytest.raises(
@@ -24,13 +24,13 @@ def test_a_folder_is_one_run_s(tmp_path: Path) -> None:
         with run_lock(tmp_path / "other"):
             pass
         with pytest.raises(ValueError, match="another run is using"), run_lock(folder):
-            pass  # though others were refused
+            pass  # still locked
     assert list(folder.iterdir()) == []
     with run_lock(folder):
         pass
 
 
-def test_a_lock_that_its_owner_has_just_taken_away_is_none(
+def test_lock_file_deleted_by_owner_is_not_acquired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flock = fcntl.flock
@@ -44,7 +44,7 @@ def test_a_lock_that_its_owner_has_just_taken_away_is_none(
         pass
 
 
-def test_a_file_system_without_locks_is_no_reason_not_to_train(
+def test_file_system_without_locks_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(lock: Any, how: int) -> None:
@@ -55,13 +55,13 @@ def test_a_file_system_without_locks_is_no_reason_not_to_train(
         pass
 
 
-def test_what_a_killed_run_left_half_written_is_taken_away(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_run_are_deleted(tmp_path: Path) -> None:
     left = [".training.pt.0123abcd", ".run.safetensors.00000000", ".curve.png.0a1b2c3d"]
     kept = ["training.pt", "run.safetensors", ".notes.0123abcd", ".training.pt.tmp"]
     for name in (*left, *kept):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (0, 0))
-    fresh = tmp_path / ".run.safetensors.12345678"  # as of figures that are noted in it now
+    fresh = tmp_path / ".run.safetensors.12345678"  # still being written
     fresh.touch()
     with run_lock(tmp_path):
         there = {path.name for path in tmp_path.iterdir()} - {".lock"}

@@ -1,4 +1,4 @@
-"""A wish to stop: the first signal is one, a second kills, but for a terminal's end."""
+"""Tests of stop requests by signals."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 from scanline.model.training.stop_signal import StopSignal
 
 
-def test_the_first_signal_asks_and_the_handlers_come_back() -> None:
+def test_first_signal_requests_stop_and_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with StopSignal().handling_signals() as stop:
         assert not stop.requested
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.requested
-        for second in (signal.SIGINT, signal.SIGTERM):  # it kills
+        for second in (signal.SIGINT, signal.SIGTERM):  # kills the process
             assert signal.getsignal(second) == signal.SIG_DFL
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_a_handler_that_is_another_s_by_then_is_left_to_it() -> None:
+def test_handler_replaced_by_others_is_kept() -> None:
     with StopSignal().handling_signals():
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(signal.SIGTERM)
@@ -29,7 +29,7 @@ def test_a_handler_that_is_another_s_by_then_is_left_to_it() -> None:
 
 
 @pytest.mark.usefixtures("hangups")
-def test_a_closed_terminal_asks_however_often_it_says_so() -> None:
+def test_repeated_sighup_requests_stop_once() -> None:
     with StopSignal().handling_signals() as stop:
         for _ in range(2):
             signal.raise_signal(signal.SIGHUP)
@@ -39,7 +39,7 @@ def test_a_closed_terminal_asks_however_often_it_says_so() -> None:
 
 
 @pytest.mark.usefixtures("hangups")
-def test_what_was_begun_with_nohup_does_not_heed_a_terminal_s_end() -> None:
+def test_sighup_stays_ignored_under_nohup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with StopSignal().handling_signals() as stop:
         signal.raise_signal(signal.SIGHUP)
@@ -47,12 +47,20 @@ def test_what_was_begun_with_nohup_does_not_heed_a_terminal_s_end() -> None:
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, RuntimeError])
-def test_a_wish_that_cannot_be_confirmed_is_one(error: type[Exception]) -> None:
-    """Whoever read it has ended, or the signal came amid a write to the same stream."""
+def test_failing_notification_does_not_cancel_stop(error: type[Exception]) -> None:
+    """The output is closed, or the signal interrupted a write to it."""
 
-    def gone(words: str) -> None:
+    def gone(message: str) -> None:
         raise error
 
     with StopSignal(gone).handling_signals() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.requested
+
+
+def test_stop_request_is_confirmed() -> None:
+    messages: list[str] = []
+    with StopSignal(messages.append).handling_signals() as stop:
+        signal.raise_signal(signal.SIGTERM)
+    assert stop.requested
+    assert "interrupt again to quit unsaved" in messages[0]

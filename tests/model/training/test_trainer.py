@@ -1,14 +1,13 @@
-"""The course of a run: deterministic in (seed, step), stopped and resumed, begun from another."""
+"""Tests of the training loop: determinism, resumption, starting from a checkpoint, and errors."""
 
 from __future__ import annotations
 
-import gc
 import shutil
-import signal
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,15 +17,16 @@ from scanline.model.checkpoint import (
     load_by_name,
     load_checkpoint,
 )
+from scanline.model.data.dataset import Dataset
 from scanline.model.evaluation.likelihood import evaluate
 from scanline.model.evaluation.records import record_defaults
-from scanline.model.training.host_tuning import frozen_gc
-from scanline.model.training.learning_curve import read_curve
+from scanline.model.training.optimizers import step_optimizers
 from scanline.model.training.resume import read_saved_run
 from scanline.model.training.stop_signal import StopSignal
 from scanline.model.training.train_state import TrainState
 from scanline.model.training.trainer import Trainer
 from tests.model.training.fixtures import (
+    CLASSES,
     CONFIG,
     CPU,
     MODEL,
@@ -39,15 +39,15 @@ from tests.model.training.fixtures import (
 )
 
 
-def test_the_loss_goes_down(tmp_path: Path) -> None:
+def test_loss_decreases(tmp_path: Path) -> None:
     run(tmp_path, replace(CONFIG, steps=60))
     losses = [line["bits_per_dim"] for line in log_of(tmp_path)]
     assert len(losses) == 60
-    assert losses[0] == pytest.approx(8, abs=1)  # a fresh network knows nothing of 256 values
+    assert losses[0] == pytest.approx(8, abs=1)  # a uniform distribution over 256 values
     assert sum(losses[-5:]) / 5 < 6
 
 
-def test_the_average_is_what_is_served_and_follows_the_weights(tmp_path: Path) -> None:
+def test_ema_is_saved_and_follows_the_weights(tmp_path: Path) -> None:
     trainer = run(tmp_path, replace(CONFIG, steps=60))
     served = load_checkpoint(weights_of(tmp_path))
     average, model = trainer.train_state.ema, trainer.train_state.model
@@ -63,7 +63,7 @@ def test_the_average_is_what_is_served_and_follows_the_weights(tmp_path: Path) -
     assert served.facts["training"] == asdict(replace(CONFIG, steps=60))
 
 
-def test_two_runs_of_one_seed_are_the_same_and_of_two_are_not(tmp_path: Path) -> None:
+def test_run_is_deterministic_by_seed(tmp_path: Path) -> None:
     first, second = run(tmp_path / "a"), run(tmp_path / "b")
     assert_same_bits(state(first), state(second))
     other = run(tmp_path / "c", replace(CONFIG, seed=4))
@@ -72,14 +72,16 @@ def test_two_runs_of_one_seed_are_the_same_and_of_two_are_not(tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    """Give a run from its first step to its last."""
-    return run(tmp_path_factory.mktemp("runs") / "whole")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """Return a run without interruption."""
+    return run(tmp_path_factory.mktemp("runs") / "uninterrupted")
 
 
 @pytest.mark.parametrize("cut", [1, pytest.param(3, marks=pytest.mark.broad), 5])
-def test_stopped_and_resumed_equals_run_through(tmp_path: Path, cut: int, whole: Trainer) -> None:
-    """Weights, average, both optimizers and the steps after: all to the bit."""
+def test_resumed_run_equals_uninterrupted_run(
+    tmp_path: Path, cut: int, uninterrupted: Trainer
+) -> None:
+    """Weights, EMA, both optimizers and later steps are identical."""
     stop = StopSignal()
 
     class Counting(Trainer):
@@ -90,21 +92,21 @@ def test_stopped_and_resumed_equals_run_through(tmp_path: Path, cut: int, whole:
     stopped = Counting(MODEL, CONFIG, tmp_path / "parts", CPU)
     stopped.train(dataset(), None, stop, quiet=True)
     assert stopped.step == cut
-    torch.manual_seed(99)  # whatever ran between has no say
+    torch.manual_seed(99)  # must have no effect
     resumed = run(tmp_path / "parts", CONFIG, resume=True)
-    assert_same_bits(state(resumed), state(whole))
+    assert_same_bits(state(resumed), state(uninterrupted))
     assert_same_bits(
         dict(load_checkpoint(weights_of(tmp_path / "parts")).model.state_dict()),
-        dict(load_checkpoint(whole.weights).model.state_dict()),
+        dict(load_checkpoint(uninterrupted.weights).model.state_dict()),
     )
     logs = [
         [line["bits_per_dim"] for line in log_of(folder)]
-        for folder in (tmp_path / "parts", whole.folder)
+        for folder in (tmp_path / "parts", uninterrupted.folder)
     ]
     assert logs[0] == logs[1]
 
 
-def test_pictures_that_cannot_be_drawn_end_no_run(
+def test_failing_after_validation_does_not_end_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def breaking(model: Any, folder: Path) -> None:
@@ -116,7 +118,7 @@ def test_pictures_that_cannot_be_drawn_end_no_run(
     assert "step 2: no sample images ([Errno 21] Is a directory" in capsys.readouterr().out
 
 
-def test_a_validation_that_is_broken_off_loses_no_step(
+def test_interrupted_validation_loses_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object, **__: object) -> None:
@@ -140,7 +142,7 @@ def test_a_validation_that_is_broken_off_loses_no_step(
     assert [line["step"] for line in log_of(tmp_path) if "validation" in line] == [3, 6]
 
 
-def test_a_last_validation_that_is_broken_off_is_made_up_for(
+def test_interrupted_last_validation_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object, **__: object) -> None:
@@ -156,34 +158,7 @@ def test_a_last_validation_that_is_broken_off_is_made_up_for(
         assert [one["step"] for one in facts["validation"]] == [6]
 
 
-def test_a_log_that_cannot_be_written_costs_no_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer, opened = Trainer(MODEL, CONFIG, tmp_path / "full", CPU), Path.open
-
-    def full(path: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
-        if path.name == "log.jsonl" and mode == "a" and trainer.step == 3:
-            raise OSError(28, "No space left on device")
-        return opened(path, mode, *rest, **more)
-
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(OSError, match=r"cannot write .*log\.jsonl \(No space left on device\)"):
-        trainer.train(dataset(), None, StopSignal(), quiet=True)
-    monkeypatch.undo()
-    assert load_checkpoint(weights_of(tmp_path / "full")).facts["steps"] == 3
-    resumed = run(tmp_path / "full", resume=True)
-    assert_same_bits(state(resumed), state(run(tmp_path / "whole")))
-
-
-def test_a_wish_to_stop_is_confirmed() -> None:
-    said: list[str] = []
-    with StopSignal(said.append).handling_signals() as stop:
-        signal.raise_signal(signal.SIGTERM)
-    assert stop.requested
-    assert "interrupt again to quit unsaved" in said[0]
-
-
-def test_a_run_of_before_an_option_goes_on_without_it(tmp_path: Path) -> None:
+def test_run_saved_before_an_option_existed_is_resumed(tmp_path: Path) -> None:
     run(tmp_path, replace(CONFIG, steps=3, decay=0.0))
     saved = torch.load(tmp_path / "training.pt", weights_only=True)
     del saved["training"]["shift"]
@@ -192,8 +167,8 @@ def test_a_run_of_before_an_option_goes_on_without_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [shutil.copytree, shutil.move])
-def test_a_run_copied_or_renamed_goes_on_in_the_same_weights_file(tmp_path: Path, how: Any) -> None:
-    """Beside a second one, the first would stay as it was, and be served by the folder."""
+def test_copied_or_renamed_run_keeps_its_weights_file(tmp_path: Path, how: Any) -> None:
+    """A second file would leave the first one outdated, and the server could choose it."""
     level = replace(CONFIG, decay=0.0)
     run(tmp_path / "a", replace(level, steps=2))
     how(tmp_path / "a", tmp_path / "z")
@@ -204,7 +179,7 @@ def test_a_run_copied_or_renamed_goes_on_in_the_same_weights_file(tmp_path: Path
         assert resumed.weights == tmp_path / "z" / "a.safetensors"
 
 
-def test_a_run_whose_weights_were_renamed_with_it_goes_on_in_those(tmp_path: Path) -> None:
+def test_renamed_weights_of_renamed_run_are_used(tmp_path: Path) -> None:
     level = replace(CONFIG, decay=0.0)
     run(tmp_path / "a", replace(level, steps=2))
     (tmp_path / "a").rename(tmp_path / "z")
@@ -214,7 +189,7 @@ def test_a_run_whose_weights_were_renamed_with_it_goes_on_in_those(tmp_path: Pat
     assert load_by_name(tmp_path / "z").facts["steps"] == 6
 
 
-def test_a_run_of_before_its_weights_were_named_goes_on_in_its_folder_s(tmp_path: Path) -> None:
+def test_run_saved_without_name_of_weights_uses_default_name(tmp_path: Path) -> None:
     run(tmp_path, replace(CONFIG, steps=3, decay=0.0))
     saved = torch.load(tmp_path / "training.pt", weights_only=True)
     assert saved.pop("weights") == weights_of(tmp_path).name
@@ -222,8 +197,8 @@ def test_a_run_of_before_its_weights_were_named_goes_on_in_its_folder_s(tmp_path
     assert run(tmp_path, replace(CONFIG, decay=0.0), resume=True).weights == weights_of(tmp_path)
 
 
-def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
-    """Until the learning rate falls (never here), longer is what it would have been at once."""
+def test_run_can_be_extended(tmp_path: Path) -> None:
+    """Before the decay, an extended run equals a run that was this long from the start."""
     level = replace(CONFIG, decay=0.0)
     run(tmp_path / "parts", replace(level, steps=3))
     longer = run(tmp_path / "parts", replace(level, steps=6, checkpoint_every=2), resume=True)
@@ -231,7 +206,7 @@ def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
     assert_same_bits(state(longer), state(run(tmp_path / "whole", level)))
 
 
-def test_a_run_can_start_from_a_checkpoint(tmp_path: Path) -> None:
+def test_run_can_start_from_a_checkpoint(tmp_path: Path) -> None:
     before = run(tmp_path / "before", replace(CONFIG, steps=40))
     path = weights_of(tmp_path / "before")
     trainer = Trainer(MODEL, CONFIG, tmp_path / "after", CPU)
@@ -256,7 +231,7 @@ def test_a_run_can_start_from_a_checkpoint(tmp_path: Path) -> None:
         Trainer(replace(MODEL, d_ff=32), CONFIG, tmp_path / "other", CPU).start_from(path)
 
 
-def test_a_run_that_goes_on_past_its_end_is_said_to_cost_something(
+def test_extending_after_decay_logs_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run(tmp_path)
@@ -266,44 +241,14 @@ def test_a_run_that_goes_on_past_its_end_is_said_to_cost_something(
     assert "the learning rate had fallen to 0 % and continues at" in caplog.text
 
 
-def test_a_shift_leaves_something_of_a_picture(tmp_path: Path) -> None:
+def test_shift_beyond_image_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="shift must be less than the image's 4 pixels a side; got 4"
     ):
         run(tmp_path, replace(CONFIG, shift=4))
 
 
-def test_a_torn_line_of_the_log_costs_itself_alone(tmp_path: Path) -> None:
-    """As of a full disk: the run goes on, its log too, and its curve is drawn."""
-    run(tmp_path, replace(CONFIG, steps=2))
-    log = tmp_path / "log.jsonl"
-    log.write_text(log.read_text()[:-20])
-    run(tmp_path, replace(CONFIG, steps=4), resume=True)
-    training, _ = read_curve(log)
-    assert training[:, 0].tolist() == [1, 3, 4]
-
-
-@pytest.mark.usefixtures("unfrozen")
-def test_garbage_collections_leave_alone_what_was_there(tmp_path: Path) -> None:
-    """While it trains, and no longer, also where it fails."""
-    frozen: list[int] = []
-
-    def watch(*_: object) -> None:
-        frozen.append(gc.get_freeze_count())
-        raise KeyboardInterrupt
-
-    trainer = Trainer(MODEL, replace(CONFIG, evaluate_every=1), tmp_path, CPU)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train(dataset(), None, StopSignal(), quiet=True, after_validation=watch)
-    assert frozen[0] > 0
-    assert gc.get_freeze_count() == 0
-    gc.freeze()
-    with frozen_gc():
-        pass
-    assert gc.get_freeze_count() > 0  # another's, who goes on
-
-
-def test_a_resumed_run_keeps_its_time_and_its_validations(tmp_path: Path) -> None:
+def test_resumed_run_keeps_time_and_validations(tmp_path: Path) -> None:
     config, held_out = replace(CONFIG, evaluate_every=2, decay=0.0), dataset(3, seed=5)
     run(tmp_path, replace(config, steps=4), validation=held_out)
     path = tmp_path / "training.pt"
@@ -314,8 +259,8 @@ def test_a_resumed_run_keeps_its_time_and_its_validations(tmp_path: Path) -> Non
     assert facts["training_seconds"] >= 1000
 
 
-def test_how_images_are_drawn_outlasts_training_on(tmp_path: Path) -> None:
-    """Said of the weights between two parts of a run, or of those that another began with."""
+def test_sampling_defaults_survive_training(tmp_path: Path) -> None:
+    """Defaults recorded between two parts of a run, and those of the checkpoint it starts from."""
     first, defaults = tmp_path / "first", SamplingDefaults(guidance=3.0, top_p=0.9)
     run(first, replace(CONFIG, steps=4, decay=0.0))
     assert "defaults" not in load_checkpoint(weights_of(first)).facts
@@ -334,6 +279,71 @@ def test_how_images_are_drawn_outlasts_training_on(tmp_path: Path) -> None:
     assert load_checkpoint(other.weights).defaults == defaults
 
 
-def test_a_run_says_how_many_images_it_held_out(tmp_path: Path) -> None:
+def test_number_of_held_out_images_is_saved(tmp_path: Path) -> None:
     run(tmp_path, validation=dataset(9, seed=5))
     assert read_saved_run(tmp_path).held_out == 9
+
+
+def poison(train_state: TrainState, what: str) -> None:
+    """Make weights, or only gradients, non-finite after the third step."""
+    right, bias = train_state.take_step, train_state.model.head.predictor.bias
+
+    def take_step(images: torch.Tensor, labels: torch.Tensor | None) -> float:
+        if train_state.step == 3 and what == "weights":
+            with torch.no_grad():
+                bias.fill_(torch.nan)
+        elif train_state.step == 3:
+            bias.register_hook(lambda grad: grad * torch.inf)  # type: ignore[no-untyped-call]
+        return right(images, labels)
+
+    train_state.take_step = take_step  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("what", ["weights", "gradient"])
+def test_divergence_ends_the_run_and_keeps_last_checkpoint(tmp_path: Path, what: str) -> None:
+    config = replace(CONFIG, checkpoint_every=2, steps=5, decay=0.0)
+    trainer = Trainer(MODEL, config, tmp_path, CPU)
+    poison(trainer.train_state, what)
+    with pytest.raises(
+        FloatingPointError, match=r"diverged at step 3: .*; train again in another folder"
+    ):
+        trainer.train(dataset(), None, StopSignal(), quiet=True)
+    for parameter in load_checkpoint(weights_of(tmp_path)).model.parameters():
+        assert parameter.isfinite().all()
+    assert_same_bits(
+        state(run(tmp_path, config, resume=True)), state(run(tmp_path / "healthy", config))
+    )
+
+
+def test_non_finite_weights_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step before a checkpoint breaks them, and no loss has been computed since."""
+    config = replace(CONFIG, checkpoint_every=2, steps=5, decay=0.0)
+    trainer = Trainer(MODEL, config, tmp_path, CPU)
+
+    def step(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+        step_optimizers(optimizers, factor)
+        if trainer.step == 3:
+            trainer.train_state.model.head.predictor.bias.data.fill_(torch.nan)
+
+    monkeypatch.setattr("scanline.model.training.train_state.step_optimizers", step)
+    with pytest.raises(FloatingPointError, match="not finite after step 4 and were not saved"):
+        trainer.train(dataset(), None, StopSignal(), quiet=True)
+    monkeypatch.undo()
+    assert load_checkpoint(weights_of(tmp_path)).facts["steps"] == 2
+    assert run(tmp_path, config, resume=True).step == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (Dataset("x", np.zeros((4, 4, 5, 1), np.uint8), None, CLASSES), "images have shape"),
+        (Dataset("x", np.zeros((4, 5, 4, 3), np.uint8), None, CLASSES), "images have shape"),
+        (Dataset("x", np.zeros((4, 5, 4, 1), np.uint8), None, ("a", "b")), "classes"),
+        (Dataset("x", np.zeros((4, 5, 4, 1), np.uint8), None, ()), "classes"),
+    ],
+)
+def test_data_that_do_not_fit_the_network_are_rejected(
+    tmp_path: Path, data: Dataset, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        Trainer(MODEL, CONFIG, tmp_path, CPU).train(data, None, StopSignal(), quiet=True)
