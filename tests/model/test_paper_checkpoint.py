@@ -1,4 +1,4 @@
-"""Checkpoints of the paper's authors: imported by name, they compute what theirs do."""
+"""Tests of importing the paper authors' checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import assert_close
 
 
 def authors_tensors(layers: int) -> dict[str, Tensor]:
-    """Give a random checkpoint under the authors' names."""
+    """Create a random state dict with the authors' names."""
     D, generator = 256, torch.Generator().manual_seed(0)
 
     def normal(*shape: int, scale: float) -> Tensor:
@@ -56,7 +56,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def authors_network(tensors: dict[str, Tensor], values: Tensor, layers: int) -> Tensor:
-    """Compute their network plainly: the values ``x[:-1]`` → predictions of ``x[1:]``.
+    """Compute the authors' network in plain torch: values ``x[:-1]`` → predictions of ``x[1:]``.
 
     Value embedding beside a sinusoidal code, post-norm layers of elu + 1 linear attention with 8
     heads and ReLU feed-forward, a last norm, the predictor. Attention here is one causal matrix.
@@ -101,7 +101,7 @@ def prefixed(tensors: dict[str, Tensor]) -> dict[str, Any]:
     return {f"module.{name}": tensor for name, tensor in tensors.items()}
 
 
-def test_an_imported_network_computes_what_theirs_does(tmp_path: Path) -> None:
+def test_imported_network_computes_the_same(tmp_path: Path) -> None:
     tensors = authors_tensors(8)
     torch.save(nested(prefixed(tensors)), tmp_path / "theirs.pt")
     imported = import_paper_checkpoint(tmp_path / "theirs.pt", "mnist-paper", first_value=3)
@@ -112,7 +112,7 @@ def test_an_imported_network_computes_what_theirs_does(tmp_path: Path) -> None:
         ours = network(canvas)[0]
         theirs = authors_network(tensors, values[:-1], 8)
     assert ours.shape == theirs.shape == (783, 30)
-    # Their code of the positions is float32, the plain one here float64.
+    # The authors' positional encoding is float32, ours in this test float64.
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(ours[:64], theirs[:64], rtol=2e-5, atol=2e-5)
     assert imported.name == "mnist-paper"
@@ -121,12 +121,12 @@ def test_an_imported_network_computes_what_theirs_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrap", [dict, prefixed, nested], ids=lambda f: f.__name__)
-def test_an_import_can_be_saved_and_served(
+def test_imported_checkpoint_can_be_saved_and_served(
     tmp_path: Path,
     wrap: Callable[[dict[str, Tensor]], dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two layers instead of eight: names, not sizes, are what this is about."""
+    """Use two layers instead of eight, because only the names matter."""
     small = PRESETS["mnist-paper"].to_dict() | {"n_layers": 2}
     monkeypatch.setitem(PRESETS, "mnist-paper", ModelConfig.from_dict(small))
     tensors = authors_tensors(2)
@@ -179,7 +179,7 @@ def cast(change: Callable[[Tensor], Tensor]) -> Callable[[dict[Any, Any]], objec
         (lambda t: t.update({3: torch.ones(1)}), "does not hold a state dict"),
     ],
 )
-def test_other_networks_are_not_imported(
+def test_other_networks_are_rejected(
     tmp_path: Path,
     change: Callable[[dict[Any, Any]], object],
     says: str,
@@ -195,7 +195,7 @@ def test_other_networks_are_not_imported(
 
 
 class Malicious:
-    """What a hostile pickle looks like: code to run while it is read."""
+    """Object whose pickle runs code when it is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -204,7 +204,7 @@ class Malicious:
         return Path.touch, (self.path,)
 
 
-def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
+def test_code_in_a_file_is_not_executed(tmp_path: Path) -> None:
     path, proof = tmp_path / "evil.pt", tmp_path / "proof"
     torch.save({"model_state": Malicious(proof)}, path)
     with pytest.raises(CheckpointError, match=r"evil.pt is not a PyTorch file of plain tensors"):
@@ -223,14 +223,14 @@ def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
         b"\x80\x02}q\x00X\xff\xff\x00\x00a.", b"(lp0\n.",
     ],
 )  # fmt: skip
-def test_what_is_no_pytorch_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "odd.pt"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"odd.pt (is not a PyTorch file|does not hold)"):
         import_paper_checkpoint(path, "mnist-paper")
 
 
-def test_a_truncated_pytorch_file_is_refused(tmp_path: Path) -> None:
+def test_truncated_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "half.pt"
     torch.save({"predictor.bias": torch.ones(3000)}, path)
     path.write_bytes(path.read_bytes()[:5000])
@@ -238,7 +238,7 @@ def test_a_truncated_pytorch_file_is_refused(tmp_path: Path) -> None:
         import_paper_checkpoint(path, "mnist-paper")
 
 
-def test_imports_name_their_mistakes(tmp_path: Path) -> None:
+def test_wrong_path_or_preset_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"there is no file .*nowhere.pt"):
         import_paper_checkpoint(tmp_path / "nowhere.pt", "mnist-paper")
     with pytest.raises(CheckpointError, match="preset must be mnist-paper or cifar10-paper; got"):
@@ -247,8 +247,8 @@ def test_imports_name_their_mistakes(tmp_path: Path) -> None:
         import_paper_checkpoint(tmp_path, "mnist-paper")
 
 
-def test_assertions_compare_the_right_network() -> None:
-    """The plain computation itself, against torch's own LayerNorm and softmax-free identities."""
+def test_plain_network_of_this_test() -> None:
+    """Check the plain computation of this test against torch."""
     x = torch.randn(4, 16, dtype=torch.float64)
     ones, zeros = torch.ones(16).double(), torch.zeros(16).double()
     assert_close(layer_norm(x, ones, zeros), F.layer_norm(x, (16,), eps=1e-5))

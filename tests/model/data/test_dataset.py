@@ -1,4 +1,4 @@
-"""Reading the published formats, and splits."""
+"""Tests of reading MNIST and CIFAR-10, and of validation splits."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from tests.dataset_files import (
 
 @pytest.fixture(autouse=True)
 def _no_other_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what lies on this machine out of every test but those on the real data."""
+    """Hide data sets of this machine from all tests but those of the real data."""
     if not request.node.name.startswith("test_real"):
         hide_other_data(monkeypatch)
 
@@ -38,7 +38,7 @@ def _no_other_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("suffix", PACKERS)
 @pytest.mark.parametrize("folder", ["mnist", "MNIST/raw", "."])
-def test_mnist_is_read_plain_or_packed_from_any_usual_folder(
+def test_mnist_is_read_from_every_layout_and_compression(
     tmp_path: Path, suffix: str, folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     images, labels = write_mnist(tmp_path / folder, suffix)
@@ -52,10 +52,10 @@ def test_mnist_is_read_plain_or_packed_from_any_usual_folder(
     np.testing.assert_array_equal(dataset.labels, labels)
     assert dataset.classes == tuple("0123456789")
     assert dataset.note == "6 images that are not the published set"
-    assert dataset.images.flags.writeable  # torch.from_numpy warns about any other
+    assert dataset.images.flags.writeable  # torch.from_numpy warns about read-only arrays
 
 
-def test_packing_is_told_from_the_bytes_and_the_other_spelling_is_found(tmp_path: Path) -> None:
+def test_compression_is_detected_and_alternative_spelling_found(tmp_path: Path) -> None:
     images, labels = mnist_arrays()
     (tmp_path / "t10k-images.idx3-ubyte").write_bytes(lzma.compress(idx(images)))
     (tmp_path / "t10k-labels.idx1-ubyte.gz").write_bytes(idx(labels))
@@ -64,7 +64,7 @@ def test_packing_is_told_from_the_bytes_and_the_other_spelling_is_found(tmp_path
 
 @pytest.mark.parametrize("suffix", PACKERS)
 @pytest.mark.parametrize("folder", ["cifar-10", "cifar10", "cifar-10-batches-bin", "."])
-def test_cifar_is_read_plain_or_packed_from_any_usual_folder(
+def test_cifar10_is_read_from_every_layout_and_compression(
     tmp_path: Path, suffix: str, folder: str
 ) -> None:
     images = write_cifar(tmp_path / folder, suffix)
@@ -80,7 +80,7 @@ def test_cifar_is_read_plain_or_packed_from_any_usual_folder(
     np.testing.assert_array_equal(test.images, cifar_batch()[0])
 
 
-def test_cifar_archive_is_read_without_unpacking_it_to_disk(tmp_path: Path) -> None:
+def test_cifar10_is_read_from_archive(tmp_path: Path) -> None:
     batches = {f"data_batch_{i}.bin": cifar_batch(seed=i)[2] for i in (3, 1, 5, 2, 4)}
     archive = tmp_path / "cifar-10" / "cifar-10-binary.tar.gz"
     write_archive(archive, {"batches.meta.txt": b"airplane\n", **batches})
@@ -95,7 +95,7 @@ def test_cifar_archive_is_read_without_unpacking_it_to_disk(tmp_path: Path) -> N
         data.load_dataset("cifar10", "train", tmp_path)
 
 
-def test_an_archive_with_a_damaged_header_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_archive_with_damaged_header_is_a_data_error(tmp_path: Path) -> None:
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"<html>not found</html>")
     with pytest.raises(DataError, match="cannot be read"):
         data.load_dataset("cifar10", "test", tmp_path)
@@ -118,7 +118,7 @@ IMAGES, LABELS = mnist_arrays()
         ({"labels": idx(LABELS + np.uint8(5))}, "has a label 10, but labels are 0 to 9"),
     ],
 )
-def test_a_wrong_mnist_file_is_refused(
+def test_wrong_mnist_file_is_rejected(
     tmp_path: Path, changes: dict[str, bytes], message: str
 ) -> None:
     write_mnist(tmp_path, changes=changes)
@@ -128,7 +128,7 @@ def test_a_wrong_mnist_file_is_refused(
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
 @pytest.mark.parametrize("damage", ["cut", "changed"])
-def test_a_damaged_packed_file_is_refused(tmp_path: Path, suffix: str, damage: str) -> None:
+def test_damaged_compressed_file_is_rejected(tmp_path: Path, suffix: str, damage: str) -> None:
     write_mnist(tmp_path, suffix)
     path = tmp_path / f"train-images-idx3-ubyte{suffix}"
     content = bytearray(path.read_bytes())
@@ -146,13 +146,13 @@ def test_a_damaged_packed_file_is_refused(tmp_path: Path, suffix: str, damage: s
         (b"\x0a" + bytes(3072), "has a label 10"),
     ],
 )
-def test_a_wrong_cifar_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_wrong_cifar10_file_is_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "test_batch.bin").write_bytes(content)
     with pytest.raises(DataError, match=message):
         data.load_dataset("cifar10", "test", tmp_path)
 
 
-def test_a_full_file_with_another_checksum_is_damaged(tmp_path: Path) -> None:
+def test_wrong_checksum_is_rejected(tmp_path: Path) -> None:
     zeros = np.zeros((10_000, 28, 28), np.uint8)
     write_mnist(tmp_path, changes={"images": idx(zeros), "labels": idx(zeros[:, 0, 0])})
     with pytest.raises(DataError, match=r"t10k-images.* is damaged.* Delete it, then"):
@@ -162,7 +162,7 @@ def test_a_full_file_with_another_checksum_is_damaged(tmp_path: Path) -> None:
         data.load_dataset("cifar10", "test", tmp_path)
 
 
-def test_listed_test_records_are_left_out_and_said_so(tmp_path: Path) -> None:
+def test_approximate_records_are_left_out_with_a_note(tmp_path: Path) -> None:
     write_cifar(tmp_path)
     listing = tmp_path / "test_batch.inexact.json"
     listing.write_text(json.dumps({"inexact_records": [3, 1]}))
@@ -180,14 +180,14 @@ def test_listed_test_records_are_left_out_and_said_so(tmp_path: Path) -> None:
                 '{"inexact_records": ["1"]}', '{"inexact_records": [0, 1, 2, 3, 4]}',
                 '{"inexact_records": [1, 1]}'],
 )  # fmt: skip
-def test_a_list_that_makes_no_sense_is_refused(tmp_path: Path, listing: str) -> None:
+def test_invalid_list_of_approximate_records_is_rejected(tmp_path: Path, listing: str) -> None:
     write_cifar(tmp_path)
     (tmp_path / "test_batch.inexact.json").write_text(listing)
     with pytest.raises(DataError, match=r"test_batch\.inexact\.json"):
         data.load_dataset("cifar10", "test", tmp_path)
 
 
-def test_the_copy_with_approximate_records_needs_their_list_and_the_published_file_does_not(
+def test_only_the_reconstructed_batch_needs_a_list_of_approximate_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = bytes(30_730_000)
@@ -205,12 +205,12 @@ def test_the_copy_with_approximate_records_needs_their_list_and_the_published_fi
 
 
 @pytest.mark.parametrize(("name", "split"), [("mnist", "validation"), ("imagenet", "train")])
-def test_an_unknown_set_or_split_is_refused_with_the_choices(name: str, split: str) -> None:
+def test_unknown_data_set_or_split_is_rejected(name: str, split: str) -> None:
     with pytest.raises(DataError, match="choose mnist and cifar10, with train or test"):
         data.load_dataset(name, split)
 
 
-# The array itself, and splits
+# Data sets and splits
 
 
 def numbered(count: int, note: str = "") -> Dataset:
@@ -226,18 +226,18 @@ def test_take_keeps_images_and_labels_together() -> None:
     assert len(replace(numbered(9), labels=None).take(slice(3))) == 3
 
 
-def test_a_dataset_checks_its_arrays() -> None:
+def test_dataset_checks_its_arrays() -> None:
     with pytest.raises(ValueError, match="uint8"):
         Dataset("images", np.zeros((1, 2, 2), np.uint8), None, ())
     with pytest.raises(ValueError, match="one per image"):
         replace(numbered(3), labels=np.arange(2))
 
 
-def test_a_split_is_the_same_for_the_same_seed_and_covers_everything() -> None:
+def test_split_is_deterministic_and_complete() -> None:
     training, validation = data.split_validation(numbered(20, note="n"), 5, seed=3)
     assert training.note == validation.note == "n; validation: 5 of 20 images held out, seed 3"
     held, kept = validation.images.ravel().tolist(), training.images.ravel().tolist()
-    # Written down once: a published figure depends on this split for ever.
+    # Fixed values: published figures depend on this split.
     assert held == [1, 6, 11, 13, 18]
     assert sorted(held + kept) == list(range(20))
     assert kept == sorted(kept)
@@ -246,7 +246,7 @@ def test_a_split_is_the_same_for_the_same_seed_and_covers_everything() -> None:
     assert data.split_validation(numbered(20), 5, seed=4)[1].images.ravel().tolist() != held
 
 
-def test_a_split_by_content_moves_few_when_others_join() -> None:
+def test_split_by_content_is_stable_when_images_are_added() -> None:
     few, more = numbered(20), numbered(30).take(np.arange(30)[::-1])
     training, validation = data.split_validation(few, 5, seed=0, by_content=True)
     held, kept = validation.images.ravel().tolist(), training.images.ravel().tolist()
@@ -260,12 +260,12 @@ def test_a_split_by_content_moves_few_when_others_join() -> None:
 
 
 @pytest.mark.parametrize("held", [0, 20, 21, -1])
-def test_a_split_with_an_empty_part_is_refused(held: int) -> None:
+def test_split_with_empty_part_is_rejected(held: int) -> None:
     with pytest.raises(DataError, match="cannot hold out"):
         data.split_validation(numbered(20), held, seed=0)
 
 
-# The real data, where it is present
+# Real data, if present
 
 
 def real(name: str, split: str) -> Dataset:

@@ -1,4 +1,4 @@
-"""Where the published files are looked for, and downloads of them from a server of our own."""
+"""Tests of the search for data files and of downloads, from a local server."""
 
 import hashlib
 import threading
@@ -25,16 +25,14 @@ from tests.dataset_files import (
 
 @pytest.fixture(autouse=True)
 def _no_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what lies on this machine out of every test here."""
+    """Hide the data sets of this machine."""
     hide_other_data(monkeypatch)
 
 
-# Where data is looked for
+# Search
 
 
-def test_folders_are_searched_in_the_documented_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = tmp_path / "project"
     monkeypatch.setattr(download, "__file__", str(checkout / "model" / "data" / "download.py"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -60,12 +58,14 @@ def test_folders_are_searched_in_the_documented_order(
     assert len(data.load_dataset("mnist", "test", tmp_path / "shared/data")) == 2
     monkeypatch.setenv("SCANLINE_DATA_DIR", "~/.cache/scanline/data")
     assert len(data.load_dataset("mnist", "test")) == 1
-    monkeypatch.setenv("SCANLINE_DATA_DIR", str(tmp_path / "empty"))  # named: nowhere else
+    monkeypatch.setenv(
+        "SCANLINE_DATA_DIR", str(tmp_path / "empty")
+    )  # set: no other folder is searched
     with pytest.raises(MissingDataError, match="empty"):
         data.load_dataset("mnist", "test")
 
 
-def test_an_incomplete_folder_is_passed_over_and_named_when_nothing_else_is_found(
+def test_incomplete_folder_is_skipped_and_reported(
     tmp_path: Path,
 ) -> None:
     write_cifar(tmp_path / "cifar-10")
@@ -74,7 +74,9 @@ def test_an_incomplete_folder_is_passed_over_and_named_when_nothing_else_is_foun
         data.load_dataset("cifar10", "train", tmp_path)
     write_cifar(tmp_path / "cifar10")
     (tmp_path / "cifar10" / "data_batch_1.bin").unlink()
-    with pytest.raises(MissingDataError, match=r"but not data_batch_3\.bin\)"):  # of the first
+    with pytest.raises(
+        MissingDataError, match=r"but not data_batch_3\.bin\)"
+    ):  # the first incomplete folder
         data.load_dataset("cifar10", "train", tmp_path)
     write_cifar(tmp_path / "cifar10")
     assert len(data.load_dataset("cifar10", "train", tmp_path)) == 25
@@ -84,7 +86,7 @@ def test_an_incomplete_folder_is_passed_over_and_named_when_nothing_else_is_foun
 
 
 class Mirror(ThreadingHTTPServer):
-    """Serves `files`, by name, which have moved; a name in `broken` breaks off half-way."""
+    """Server of ``files`` behind a redirect; replies for names in ``broken`` are truncated."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -115,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = mirror.files[name]
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Encoding", "gzip")  # as some servers say of any .gz file
+        self.send_header("Content-Encoding", "gzip")  # as some servers do for .gz files
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if name in mirror.broken else body)
 
@@ -141,7 +143,7 @@ def mnist_mirror(mirror: Mirror, tmp_path: Path) -> Mirror:
     return mirror
 
 
-def test_a_missing_set_is_downloaded_once_and_read(
+def test_missing_data_set_is_downloaded_once(
     tmp_path: Path, mnist_mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "SOURCES", {"mnist": mnist_mirror.source()})
@@ -154,7 +156,7 @@ def test_a_missing_set_is_downloaded_once_and_read(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == mnist_mirror.files
 
 
-def test_a_set_is_downloaded_to_the_folder_named_or_else_the_users_cache(
+def test_download_folder(
     tmp_path: Path, mnist_mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = mnist_mirror.source()
@@ -166,9 +168,7 @@ def test_a_set_is_downloaded_to_the_folder_named_or_else_the_users_cache(
     assert download.download("mnist", source=source) == tmp_path / "named" / "mnist"
 
 
-def test_only_what_is_missing_or_damaged_is_downloaded_again(
-    tmp_path: Path, mnist_mirror: Mirror
-) -> None:
+def test_only_missing_or_damaged_files_are_downloaded(tmp_path: Path, mnist_mirror: Mirror) -> None:
     source = mnist_mirror.source()
     folder = download.download("mnist", tmp_path, source=source)
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(b"damaged")
@@ -179,7 +179,7 @@ def test_only_what_is_missing_or_damaged_is_downloaded_again(
     assert len(data.load_dataset("mnist", "train", tmp_path)) == 6
 
 
-def test_the_cifar_archive_is_downloaded_and_read(tmp_path: Path, mirror: Mirror) -> None:
+def test_cifar10_archive_is_downloaded_and_read(tmp_path: Path, mirror: Mirror) -> None:
     write_archive(tmp_path / "a", {"test_batch.bin": cifar_batch()[2]})
     mirror.files = {"cifar-10-binary.tar.gz": (tmp_path / "a").read_bytes()}
     download.download("cifar10", tmp_path, source=mirror.source())
@@ -197,7 +197,7 @@ def test_the_cifar_archive_is_downloaded_and_read(tmp_path: Path, mirror: Mirror
         ("bad address", "cannot be downloaded"),
     ],
 )
-def test_a_failed_download_says_why_and_leaves_nothing(
+def test_failed_download_is_reported_and_leaves_no_file(
     tmp_path: Path, mirror: Mirror, fault: str, message: str
 ) -> None:
     mirror.files = {"a.gz": bytes(100_000)}
@@ -220,7 +220,7 @@ def test_a_failed_download_says_why_and_leaves_nothing(
     assert [path.read_bytes() for path in (tmp_path / "mnist").iterdir()] == [b"before"]
 
 
-def test_processes_that_download_a_file_at_once_leave_each_other_alone(
+def test_concurrent_downloads_of_a_file(
     tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror.files = {"a.gz": bytes(1000)}
@@ -239,14 +239,14 @@ def test_processes_that_download_a_file_at_once_leave_each_other_alone(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == mirror.files
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, mirror: Mirror) -> None:
+def test_read_only_folder_is_reported(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files = {"a.gz": b"content"}
     (tmp_path / "mnist").write_text("a file where the folder should be")
     with pytest.raises(DataError, match=r"cannot be written .* choose another folder"):
         download.download("mnist", tmp_path, source=mirror.source())
 
 
-def test_the_published_checksums_cover_every_file() -> None:
+def test_checksums_cover_all_files() -> None:
     for (name, _), files in download.FILES.items():
         assert set(files) <= set(data._SHA256)
         if name == "mnist":
@@ -257,6 +257,6 @@ def test_the_published_checksums_cover_every_file() -> None:
     assert len(set(digests)) == len(digests)
 
 
-def test_an_unknown_set_is_not_downloaded() -> None:
+def test_unknown_data_set_is_not_downloaded() -> None:
     with pytest.raises(DataError, match="choose mnist or cifar10"):
         download.download("imagenet")

@@ -1,4 +1,4 @@
-"""Reading folders of images."""
+"""Tests of reading folders of images."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def flat(value: int, height: int = 4, width: int = 4, channels: int = 3) -> Byte
     return np.full((height, width, channels), value, np.uint8)
 
 
-def test_sub_folders_are_classes_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_sub_folders_are_classes_in_order_of_names(tmp_path: Path) -> None:
     save(tmp_path / "dog" / "b.png", flat(20))
     save(tmp_path / "dog" / "a.bmp", flat(10))
     save(tmp_path / "cat" / "deep" / "er" / "x.webp", flat(30), lossless=True)
@@ -43,7 +43,7 @@ def test_sub_folders_are_classes_in_the_order_of_their_names(tmp_path: Path) -> 
     assert dataset.note == ""
 
 
-def test_a_folder_without_sub_folders_has_no_classes(
+def test_folder_without_sub_folders_has_no_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = np.random.default_rng(1).integers(0, 256, (4, 6, 3), np.uint8)
@@ -52,7 +52,7 @@ def test_a_folder_without_sub_folders_has_no_classes(
     dataset = load_image_folder(tmp_path, (4, 6), grey=False)
     assert dataset.classes == ()
     assert dataset.labels is None
-    np.testing.assert_array_equal(dataset.images[1], values)  # of that size already: unchanged
+    np.testing.assert_array_equal(dataset.images[1], values)  # has that size already
     monkeypatch.chdir(tmp_path)
     assert load_image_folder(Path(), (4, 6), grey=False).title == dataset.title == tmp_path.name
     grey = load_image_folder(tmp_path, (4, 6), grey=True).images
@@ -61,28 +61,28 @@ def test_a_folder_without_sub_folders_has_no_classes(
     np.testing.assert_allclose(grey[1, ..., 0], expected, atol=1)
 
 
-def test_images_beside_class_folders_are_refused(tmp_path: Path) -> None:
+def test_images_outside_class_folders_are_rejected(tmp_path: Path) -> None:
     save(tmp_path / "a.png", flat(0))
     save(tmp_path / "cat" / "b.png", flat(0))
     with pytest.raises(DataError, match="holds 1 images outside its sub-folders"):
         load_image_folder(tmp_path, 4, grey=False)
 
 
-def test_images_are_cropped_about_the_centre_then_resized(tmp_path: Path) -> None:
+def test_images_are_center_cropped_and_resized(tmp_path: Path) -> None:
     wide = np.zeros((8, 24, 3), np.uint8)
     wide[:, 8:16] = 200
     save(tmp_path / "wide.png", wide)
     assert load_image_folder(tmp_path, 8, grey=False).images.min() == 200
     save(tmp_path / "wide.png", wide.transpose(1, 0, 2))
     shrunk = load_image_folder(tmp_path, (4, 4), grey=True).images
-    assert shrunk.min() > 180  # at its border Lanczos sees a little of the black beyond
+    assert shrunk.min() > 180  # Lanczos mixes in a little black at the border
 
 
-def test_exif_turns_images_upright(tmp_path: Path) -> None:
+def test_exif_rotation_is_applied(tmp_path: Path) -> None:
     values = np.zeros((8, 16), np.uint8)
     values[:, 8:] = 255
     exif = Image.Exif()
-    exif[0x0112] = 6  # stored lying down: turn it clockwise
+    exif[0x0112] = 6  # rotate 90° clockwise
     save(tmp_path / "a.jpg", values, exif=exif, quality=100)
     upright = load_image_folder(tmp_path, (16, 8), grey=True).images[0, ..., 0]
     assert upright[0].max() < 20
@@ -90,7 +90,7 @@ def test_exif_turns_images_upright(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("grey", [False, True])
-def test_transparent_images_lie_on_black_as_uploads_do(tmp_path: Path, grey: bool) -> None:
+def test_transparent_images_are_composited_on_black(tmp_path: Path, grey: bool) -> None:
     values = flat(100, channels=4)
     values[..., 3] = 255
     values[:2, :, 3] = 0
@@ -110,13 +110,13 @@ def test_transparent_images_lie_on_black_as_uploads_do(tmp_path: Path, grey: boo
     np.testing.assert_array_equal(uploaded.reshape(first.shape), first)
 
 
-def test_sixteen_bit_images_keep_their_range(tmp_path: Path) -> None:
+def test_16_bit_images_keep_their_range(tmp_path: Path) -> None:
     for name in ("a.png", "b.tiff"):
         save(tmp_path / name, np.array([[0, 32768], [65535, 255]], np.uint16))
     assert load_image_folder(tmp_path, 2, grey=True).images.ravel().tolist() == 2 * [0, 128, 255, 0]
 
 
-def test_every_usual_suffix_is_read_and_other_files_are_counted(
+def test_other_suffixes_are_skipped_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for j, (suffix, kind) in enumerate(
@@ -131,7 +131,7 @@ def test_every_usual_suffix_is_read_and_other_files_are_counted(
     assert "3 other files are skipped (no suffix, .heic): save" in caplog.text
 
 
-def test_unreadable_files_are_left_out_and_named(
+def test_unreadable_files_are_skipped_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(tmp_path / "cat" / "good.png", flat(1))
@@ -147,7 +147,7 @@ def test_unreadable_files_are_left_out_and_named(
     (tmp_path / "dog" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     dataset = load_image_folder(tmp_path, 4, grey=False)
     assert dataset.images.tolist() == flat(1)[None].tolist()
-    assert dataset.classes == ("cat",)  # nothing of the dog could be read
+    assert dataset.classes == ("cat",)  # no image of a dog is readable
     assert dataset.note == "5 unreadable files left out"
     for name in (
         "cat/cut.png", "cat/float.tiff", "cat/postscript.png", "dog/text.jpg", "dog/gone.png",
@@ -159,13 +159,13 @@ def test_unreadable_files_are_left_out_and_named(
     assert "; and 1 more" in caplog.text
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_fifo_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.png")
     Image.new("L", (4, 4), 9).save(tmp_path / "one.png")
     assert len(load_image_folder(tmp_path, 4, True)) == 1
 
 
-def test_a_folder_that_gives_nothing_is_refused(tmp_path: Path) -> None:
+def test_folder_without_readable_images_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a folder"):
         load_image_folder(tmp_path / "absent", 4, grey=False)
     with pytest.raises(DataError, match=r"holds no readable image\. Choose a folder of PNG"):
@@ -177,7 +177,7 @@ def test_a_folder_that_gives_nothing_is_refused(tmp_path: Path) -> None:
         load_image_folder(tmp_path, (0, 4), grey=False)
 
 
-def test_a_link_back_up_ends_and_a_linked_class_is_read(tmp_path: Path) -> None:
+def test_links_to_parents_and_classes(tmp_path: Path) -> None:
     save(tmp_path / "elsewhere" / "a.png", flat(3))
     folder = tmp_path / "set"
     folder.mkdir()
