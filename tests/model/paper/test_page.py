@@ -19,7 +19,7 @@ from scanline.model.paper.runner import EXPERIMENTS
 from scanline.model.paper.sampling_speed import NATIVE
 from scanline.model.paper.scaling import FIGURE1
 from tests.conftest import ROOT
-from tests.model.paper.test_experiments import SMALL, TASK
+from tests.model.paper.fixtures import SMALL, TASK
 from tests.service.cli.command_line import run_command
 
 RESULTS = ROOT / "model" / "paper" / "results"
