@@ -1,11 +1,11 @@
-# For a CPU or, as docker compose --profile gpu up scanline-gpu runs it, for CUDA.
+# Image for a CPU; `docker compose --profile gpu up scanline-gpu` builds it for CUDA.
 FROM python:3.12-slim AS build
 ARG EXTRAS=""
-# PyTorch's own index has builds without CUDA, several gigabytes smaller; pass it in here.
+# PyTorch's own index has builds without CUDA, which are several gigabytes smaller. Pass it here.
 ARG PIP_EXTRA_INDEX_URL=""
 WORKDIR /src
 RUN python -m venv /opt/scanline
-# Dependencies first: they change seldom, and this layer is the large one.
+# Dependencies come first, because they change rarely and make the largest layer.
 COPY pyproject.toml ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 extras = [p['optional-dependencies'][name] for name in '$EXTRAS'.split(',') if name]; \
@@ -19,8 +19,8 @@ COPY weights weights
 RUN /opt/scanline/bin/pip install --no-cache-dir --no-deps .
 
 FROM python:3.12-slim
-# The decoder is compiled for the machine's own CPU (or GPU) when the server starts. KubeRay and the
-# check below ask by wget how a container is. Signals reach a process of tini's from its first moment.
+# g++ compiles the decoder for the machine's CPU when the server starts. KubeRay and the health check use
+# wget. tini forwards signals from the first moment.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ tini wget \
     && rm -rf /var/lib/apt/lists/*
@@ -33,7 +33,7 @@ ENV PATH=/opt/scanline/bin:$PATH PYTHONUNBUFFERED=1 \
     SCANLINE_HOST=0.0.0.0,:: SCANLINE_LOG_FORMAT=json \
     TRITON_CACHE_DIR=/home/scanline/.cache/triton
 EXPOSE 8000
-# SIGTERM drains; give it SCANLINE_DRAIN_SECONDS and a little more (docker stop --time 40).
+# SIGTERM drains: allow SCANLINE_DRAIN_SECONDS and a few seconds more (docker stop --time 40).
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
     CMD wget -q -O /dev/null -T 2 -t 1 --no-proxy "http://localhost:${SCANLINE_PORT:-8000}/readyz"

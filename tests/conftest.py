@@ -1,4 +1,4 @@
-"""Shared by all tests: the one table of tolerances, small networks, seeds, the real data."""
+"""Fixtures and helpers of all tests: tolerances, small networks, seeds and the real data sets."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from scanline.model.network import LinearTransformer
 if TYPE_CHECKING:
     import httpx
 
-# How far two computations of one thing may differ, by the less precise of their dtypes. Never
-# loosened by the environment, never retried.
+# Tolerances for two computations of the same quantity, by the less precise of their dtypes. They do
+# not depend on the environment, and failing comparisons are not retried.
 TOLERANCES: dict[torch.dtype, dict[str, float]] = {
     torch.float64: {"rtol": 1e-9, "atol": 1e-11},
     torch.float32: {"rtol": 2e-4, "atol": 2e-5},
     torch.float16: {"rtol": 4e-3, "atol": 2e-3},
     torch.bfloat16: {"rtol": 3e-2, "atol": 1e-2},
-    # Products of whole numbers, with one scale for each row.
+    # Integer products with one scale per row.
     torch.int16: {"rtol": 2e-3, "atol": 2e-3},
     torch.int8: {"rtol": 2e-1, "atol": 5e-2},
 }
 
 ROOT = Path(__file__).resolve().parent.parent
 
-torch.set_num_threads(1)  # tiny tensors: a second thread would only wait
-# Of a folder's certificates those asked for are read, of a file's all of them by each HTTP client.
+torch.set_num_threads(1)  # the tensors are too small for a second thread
+# Each HTTP client parses a certificate file completely, but reads a folder only on demand.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ.setdefault("SSL_CERT_DIR", os.fspath(ROOT / "tests"))
 
 
 def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
-    """Compare shapes and values within ``TOLERANCES`` of ``dtype``, by default ``actual``'s."""
+    """Compare shapes and values within ``TOLERANCES[dtype]``; the default is ``actual.dtype``."""
     allowed = TOLERANCES[dtype or actual.dtype]
     torch.testing.assert_close(
         actual, expected, check_dtype=False, rtol=allowed["rtol"], atol=allowed["atol"]
@@ -59,7 +59,7 @@ def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = N
 
 
 def tiny_config(**fields: Any) -> ModelConfig:
-    """Give a network of 5 × 4 pixels that runs in milliseconds, changed by ``fields``."""
+    """Return the config of a network of 5 × 4 pixels, with ``fields`` replaced."""
     small = ModelConfig(height=5, width=4, n_layers=2, n_heads=2, d_model=16, d_ff=24)
     return replace(small, **fields)
 
@@ -67,11 +67,11 @@ def tiny_config(**fields: Any) -> ModelConfig:
 def random_network(
     config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> LinearTransformer:
-    """Give a network whose every parameter is random, those that start as 0 or 1 too."""
+    """Return a network with random parameters, including those that are initialised to 0 or 1."""
     return copy.deepcopy(_random_network(config, seed, dtype))
 
 
-@functools.lru_cache(maxsize=64)  # many tests take the same few
+@functools.lru_cache(maxsize=64)  # many tests use the same few networks
 def _random_network(config: ModelConfig, seed: int, dtype: torch.dtype) -> LinearTransformer:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -85,7 +85,7 @@ def _random_network(config: ModelConfig, seed: int, dtype: torch.dtype) -> Linea
 
 
 def random_canvas(config: ModelConfig, rows: int) -> Tensor:
-    """Give ``rows`` images of random values, uint8 ``[rows, T, C]``."""
+    """Return ``rows`` images of random values: uint8 ``[rows, T, C]``."""
     values = np.random.default_rng(0).integers(
         0, 256, (rows, config.pixels, config.channels), np.uint8
     )
@@ -93,13 +93,19 @@ def random_canvas(config: ModelConfig, rows: int) -> Tensor:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let ``make test-all`` ask for the tests that are left out of every day's."""
-    parser.addoption("--broad", action="store_true", help="run what is marked broad, too")
+    """Add the option that ``make test-all`` uses."""
+    parser.addoption("--broad", action="store_true", help="also run the tests marked broad")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests of ``tests/page``."""
+    if ROOT / "tests" / "page" in item.path.parents:
+        item.add_marker("page")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the slowest, or one process has them left where the others are done."""
+    """Deselect tests marked broad; start slow tests first so that no worker ends with one."""
     if not config.getoption("--broad"):
         broad = [item for item in items if item.get_closest_marker("broad")]
         items[:] = [item for item in items if not item.get_closest_marker("broad")]
@@ -109,7 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Iterator[None]:
-    """Limit what follows a test too: where it failed, its own limits hold no more."""
+    """Limit the time of a teardown, which a test's own timeout does not cover after a failure."""
     faulthandler.dump_traceback_later(300, exit=True, file=2)
     try:
         return (yield)
@@ -119,14 +125,14 @@ def pytest_runtest_teardown() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Leave thousands of tests to themselves, which every garbage collection would walk through."""
+    """Freeze the collected tests, so that no garbage collection walks through thousands of them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def unfrozen() -> Iterator[None]:
-    """Start a test where the garbage collector leaves nothing to itself."""
+    """Undo the freezing of ``pytest_collection_finish`` during a test."""
     gc.unfreeze()
     yield
     gc.collect()
@@ -135,16 +141,16 @@ def unfrozen() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _as_alone() -> Iterator[None]:
-    """Start every test from one seed and log level, so that a failure can be run again alone."""
+    """Run every test with the same seed and log level, so that a failure repeats when run alone."""
     torch.manual_seed(0)
     level = logging.root.level
     yield
-    logging.root.setLevel(level)  # which a server sets for its process
+    logging.root.setLevel(level)  # a server changes it
 
 
 @pytest.fixture
 def hangups() -> Iterator[None]:
-    """Let SIGHUP be heard, here and by processes begun meanwhile, under nohup too."""
+    """Restore SIGHUP's default action, also for child processes and under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -152,7 +158,7 @@ def hangups() -> Iterator[None]:
 
 @pytest.fixture
 def settled() -> Iterator[None]:
-    """Put back what a serving process changes in Python itself."""
+    """Restore the interpreter settings that a serving process changes."""
     interval = sys.getswitchinterval()
     yield
     sys.setswitchinterval(interval)
@@ -160,11 +166,11 @@ def settled() -> Iterator[None]:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a cache folder of a test's own, in which there is nothing but the native code."""
+    """Set ``SCANLINE_CACHE`` to a folder that holds only the compiled native libraries."""
     folder = tmp_path / "cache"
     folder.mkdir()
     for source in (DECODER, TRAINING):
-        with contextlib.suppress(NativeBuildError):  # no compiler is here
+        with contextlib.suppress(NativeBuildError):  # without a compiler
             built = Path(load_build(source=source)._name)
             (folder / built.name).symlink_to(built)
     monkeypatch.setenv("SCANLINE_CACHE", str(folder))
@@ -172,20 +178,20 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def some_of(isas: Sequence[str]) -> list[Any]:
-    """Give ISAs to test: this CPU's best, what most have, and none; the others broadly."""
+    """Return ISA parameters: this CPU's best, AVX2 and portable; the others are marked broad."""
     usual = (cpu_isas()[0], "avx2", "portable")
     return [pytest.param(i, marks=() if i in usual else pytest.mark.broad, id=i) for i in isas]
 
 
 def build_sooner(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have an ISA built with less care, unless it is this CPU's or what most CPUs have."""
+    """Compile an ISA with -O1, unless it is this CPU's best or AVX2."""
     if isa not in (cpu_isas()[0], "avx2"):
         monkeypatch.setenv("SCANLINE_CXXFLAGS", "-O1")
 
 
 @contextlib.contextmanager
 def read_fifo(path: Path) -> Iterator[list[bytes]]:
-    """Make a FIFO that somebody reads, and stays one; what comes through is there at the end."""
+    """Make a FIFO with a reader; the yielded list holds the bytes read after the block."""
     read = list[bytes]()
     os.mkfifo(path)
     reader = threading.Thread(target=lambda: read.append(path.read_bytes()), daemon=True)
@@ -197,8 +203,11 @@ def read_fifo(path: Path) -> Iterator[list[bytes]]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    """Give a client of a server of two small models."""
-    from tests.service.fixtures import build, talking_to  # not where its packages are missing
+    """Yield a client of a server with two small models."""
+    from tests.service.fixtures import (
+        build,
+        talking_to,
+    )  # a local import, because the GPU machine lacks its packages
 
     _, app = build()
     with talking_to(app) as opened:
@@ -207,7 +216,7 @@ def client() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def data_dir() -> Path:
-    """Give the folder of the real data sets; skips where there is none."""
+    """Return the folder of the real data sets; skip the test if there is none."""
     named = os.environ.get("SCANLINE_DATA_DIR")
     folder = Path(named) if named else ROOT.parent / "shared" / "data"
     if not (folder / "mnist").is_dir():
