@@ -15,10 +15,10 @@ from scanline.model.checkpoint import Checkpoint, CheckpointError, load_by_name,
 from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.decoders.base import NO_SLOT, InputBatch
 from scanline.model.decoders.factory import create_decoder
-from scanline.model.evaluation.pixel_bits import pixel_bits
 from scanline.model.network import LinearTransformer
 from scanline.model.noise import MAX_SEED, image_seed
 from scanline.model.particles import run_particle_filters
+from scanline.model.pixel_bits import pixel_bits
 from scanline.model.sampling import SamplingOptions, resolve
 
 ModelSource = LinearTransformer | Checkpoint | Path | str

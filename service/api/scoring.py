@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends, Form, Request, Response
 from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
-from scanline.model.evaluation.pixel_bits import next_value, pixel_bits
 from scanline.model.images import ImageError
+from scanline.model.pixel_bits import next_value, pixel_bits
 from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, find_model
 from scanline.service.api.replies import DistributionReply, Score, ScoreReply
 from scanline.service.api.requests import DistributionRequest, ScoreForm

@@ -18,7 +18,7 @@ from scanline.model import complete, draw, score
 from scanline.model.api import ModelSource, generate, resolve_model
 from scanline.model.checkpoint import Checkpoint, CheckpointError, SamplingDefaults
 from scanline.model.decoders.factory import create_decoder
-from scanline.model.evaluation.pixel_bits import pixel_bits
+from scanline.model.pixel_bits import pixel_bits
 from scanline.model.sampling import SamplingParams
 from scanline.service.cli.grid import draw_grid
 from scanline.service.engine.generation import GenerationSpec

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from scanline.model.config import ModelConfig
-from scanline.model.evaluation.pixel_bits import next_value, pixel_bits
 from scanline.model.network import LinearTransformer
+from scanline.model.pixel_bits import next_value, pixel_bits
 from scanline.service.state import AppState
 from tests.conftest import assert_close, random_canvas, random_network
 from tests.service.fixtures import (
