@@ -24,7 +24,7 @@ WRONG: list[tuple[list[object], str]] = [
     (["sample", "--model", "colour", "--label", "1"], "no classes"),
     (["sample", "--model", "tiny", "--backend", "abacus"], "abacus"),
     (["sample", "/proc/none/a.png", "--model", "tiny", "--backend", "reference"], "/proc/none"),
-    (["complete", "text.png", "--model", "tiny", "--rows", 2], "no picture"),
+    (["complete", "text.png", "--model", "tiny", "--rows", 2], "not an image"),
     (["complete", "good.png", "--model", "tiny", "--rows", 6], "--rows must be 0 to 5"),
     (["complete", "good.png", "--model", "tiny"], "give --rows, or a picture that is transparent"),
     (["complete", "good.png", "--model", "tiny", "--rows", -1], "0 to 5"),

@@ -200,7 +200,7 @@ def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None
     check_error(http.post(url, data={"hat": "x", "prompt": ""}, files=files), 400, param="hat")
     check_error(http.post(url, data={}, files=files), 400, "missing", "prompt")
     twice = http.post(url, data={"prompt": "", "n": ["1", "2"]}, files=files)
-    assert "must be one text" in check_error(twice, 400, param="n")
+    assert "must be a single text field" in check_error(twice, 400, param="n")
     masks = [("mask", encode(picture)) for _ in range(2)]
     twice = http.post(url, data={"prompt": ""}, files=[*files.items(), *masks])
     check_error(twice, 400, "too_many", "mask")
