@@ -1,4 +1,4 @@
-"""``python -m scanline.service`` is ``scanline``: what ``torchrun`` starts."""
+"""Entry point of ``python -m scanline.service``, which ``torchrun`` needs."""
 
 from scanline.service.cli.main import main
 

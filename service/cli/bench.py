@@ -1,4 +1,4 @@
-"""``scanline bench``."""
+"""``scanline bench``: timing of decoders, training steps, and the HTTP service."""
 
 from __future__ import annotations
 
@@ -19,51 +19,55 @@ def bench(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Shipped models or presets, or of --weights; if none, the paper's and the shipped "
-            "ones (--http: mnist-paper; with --pretend mnist)."
+            help="Shipped models, presets, or models in --weights. Default: the paper's and the "
+            "shipped ones (--http: mnist-paper, with --pretend: mnist)."
         ),
     ] = None,
     weights: WeightsDir = None,
     backend: Annotated[
-        Literal["all", "native", "reference"], typer.Option(help="Only this one.")
+        Literal["all", "native", "reference"], typer.Option(help="Time only this backend.")
     ] = "all",
-    slots: Annotated[list[int] | None, typer.Option(min=1, help="Images at once.")] = None,
+    slots: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes.")] = None,
     threads: Threads = None,
     isa: Annotated[
         str | None,
         typer.Option(
-            help="Instructions of the native backend: a lesser CPU's, to see its speed (amx, "
-            "avx512bf16, avx512vnni, avx512, avxvnni, avx2, neonbf16, neondot or portable)."
+            help="Instruction set of the native backend, to see the speed of a lesser CPU: amx, "
+            "avx512bf16, avx512vnni, avx512, avxvnni, avx2, neonbf16, neondot or portable."
         ),
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
-            help="Of the native backend: float32, bf16, int16 or int8; the model's own if none."
+            help="Precision of the native backend: float32, bf16, int16 or int8. Default: the "
+            "model's."
         ),
     ] = None,
     device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="What to time; cuda is the triton backend.")
+        Literal["cpu", "cuda"], typer.Option(help="Device to time; cuda is the triton backend.")
     ] = "cpu",
     seconds: Annotated[
-        float | None, typer.Option(min=0.01, help=f"Of one run; {SECONDS:g} if none.")
+        float | None, typer.Option(min=0.01, help=f"Duration of one run. Default: {SECONDS:g}.")
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(min=1, help=f"Runs, whose median counts; {REPEATS} if none.")
+        int | None,
+        typer.Option(min=1, help=f"Number of runs; the median counts. Default: {REPEATS}."),
     ] = None,
-    peer: Annotated[bool, typer.Option("--peer", help="Time fast-transformers too.")] = False,
+    peer: Annotated[bool, typer.Option("--peer", help="Time fast-transformers as well.")] = False,
     http: Annotated[
-        bool, typer.Option("--http", help="Time the service beside its decoder instead.")
+        bool, typer.Option("--http", help="Compare the HTTP service with its decoder instead.")
     ] = False,
     pretend: Annotated[
         float | None,
-        typer.Option(min=1, help="With --http: of a decoder that draws so many images a second."),
+        typer.Option(
+            min=1, help="With --http: simulate a decoder that draws this many images per second."
+        ),
     ] = None,
     training: Annotated[
-        bool, typer.Option("--training", help="Time training steps of presets instead.")
+        bool, typer.Option("--training", help="Time training steps of the presets instead.")
     ] = False,
 ) -> None:
-    """Time every decoder that runs here, or the service; prints a table and one JSON line."""
+    """Time the decoders, training or the service; print a table and one line of JSON."""
     if not math.isfinite(seconds or 0) or not math.isfinite(pretend or 0):
         raise ValueError("--seconds and --pretend must be finite numbers")
     given = {
@@ -83,14 +87,14 @@ def bench(
     elif pretend is not None:
         check_compatible("--pretend", given, "--http", "--weights", "--slots", "--seconds")
         if not http or len(slots or []) > 1:
-            raise ValueError("--pretend is with --http, and one --slots at most")
+            raise ValueError("--pretend needs --http, and at most one --slots")
         _bench_http_overhead(names, weights, slots, seconds, pretend)
     elif http:
         check_compatible("--http", given, "--weights", "--backend", "--repeats", "--pretend")
         _bench_service(names, weights, "auto" if backend == "all" else backend, repeats)
     else:
         if backend == "reference" and (isa or precision):
-            raise ValueError("--isa and --precision are of the native backend")
+            raise ValueError("--isa and --precision need the native backend")
         from scanline.model.bench.cpu import BACKENDS, SLOTS, run_bench
         from scanline.model.bench.models import find_models
 
@@ -108,7 +112,7 @@ def bench(
         )
         typer.echo(json.dumps(dataclasses.asdict(report)))
         if not report.timings:
-            raise ValueError("nothing could be timed; why is said above")
+            raise ValueError("nothing could be timed; see the reasons above")
 
 
 def _bench_training(names: list[str], threads: int | None, repeats: int) -> None:

@@ -1,10 +1,10 @@
-"""``scanline evaluate``: a model's likelihood of real images, or a judge's view of its samples."""
+"""``scanline evaluate``: likelihood of real images, quality of samples, cost of a precision."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from scanline.model.checkpoint import Checkpoint, SamplingDefaults
     from scanline.model.data.dataset import Dataset
     from scanline.model.evaluation.classifier import Classifier
-    from scanline.model.evaluation.likelihood import Evaluation
-    from scanline.model.evaluation.precision import PrecisionCost
 
-# What else each of its modes takes; the first is the figure of a test set.
-TAKES = {
+# The other options of each mode. The first mode is the likelihood of a test set.
+MODE_OPTIONS = {
     "": ("--label", "--limit", "--record"),
     "--precision": ("--limit", "--record"),
     "--samples": (
@@ -36,78 +34,91 @@ TAKES = {
     ),
     "--holes": ("--epochs",),
 }  # fmt: skip
+PARTICLES = (1, 8, 64)  # numbers of particles that --holes compares
+
+
+class DataSource(NamedTuple):
+    """Options that select the images to evaluate on."""
+
+    dataset: str | None
+    images: Path | None
+    data_dir: Path | None
+    download: bool
 
 
 def evaluate(
     model: ModelName = None,
     dataset: Annotated[
-        str | None, typer.Option(help="mnist or cifar10; by the model's classes if none")
+        str | None,
+        typer.Option(help="mnist or cifar10. Default: the one with the model's classes."),
     ] = None,
     images: ImagesDir = None,
     label: Annotated[
         bool,
         typer.Option(
             "--label",
-            help="Give the true label too; to samples, each in turn, or as a folder's images have.",
+            help="Condition on the true label. With --samples: each class in turn, or in the "
+            "proportions of the folder's images.",
         ),
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use only the first LIMIT images.")
+    ] = None,
     record: Annotated[
-        bool, typer.Option("--record", help="Write the figure into the checkpoint's metadata.")
+        bool, typer.Option("--record", help="Write the result into the checkpoint's metadata.")
     ] = False,
     samples: Annotated[
         int | None,
         typer.Option(
             min=2,
-            help="Judge so many drawn images instead, by a classifier that is trained the first "
-            "time and kept.",
+            help="Evaluate this number of samples instead, with a classifier that is trained the "
+            "first time and then kept.",
         ),
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
-            help="Measure what the native backend loses in float32, bf16, int16 or int8 instead; "
-            "with --record the model is drawn in that from then on."
+            help="Measure the loss of the native backend in float32, bf16, int16 or int8 instead. "
+            "With --record, the model uses this precision from then on."
         ),
     ] = None,
     holes: Annotated[
         int | None,
-        typer.Option(min=1, help="Complete holes in so many test images, by 1, 8, 64 particles."),
+        typer.Option(
+            min=1,
+            help="Complete holes in this number of test images instead, with 1, 8 and 64 "
+            "particles.",
+        ),
     ] = None,
     guidance: Guidance = None,
     top_p: TopP = None,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0.0, max=2.0, callback=reject_nan, help="Of samples; 1 if none."),
+        typer.Option(min=0.0, max=2.0, callback=reject_nan, help="Of samples. Default: 1."),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, max=2**64 - 1, help="Sample j has seed + j; 0 if none."),
+        typer.Option(
+            min=0, max=2**64 - 1, help="Sample j is drawn with the seed SEED + j. Default: 0."
+        ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="How often the classifier sees its training images.")
+        int | None, typer.Option(min=1, help="Training epochs of the classifier.")
     ] = None,
     set_defaults: Annotated[
-        bool, typer.Option("--set-defaults", help="Make this guidance and top_p the model's own.")
+        bool,
+        typer.Option("--set-defaults", help="Make this guidance and top_p the model's defaults."),
     ] = False,
     weights: WeightsDir = None,
     data_dir: DataDir = None,
     download: Download = False,
 ) -> None:
-    """Measure a model's exact bits/dim on a test set, or judge its samples.
+    """Measure a model's exact bits/dim on a test set, or the quality of its samples.
 
-    Of --images that it was trained on, those held out then are its test set.
+    If the model was trained on --images, the images held out then are its test set.
     """
     from scanline.kernels.native.abi import precision_of
-    from scanline.model.checkpoint import SamplingDefaults, load_by_name
-    from scanline.model.decoders.reference import ReferenceDecoder
-    from scanline.model.evaluation.records import (
-        record_defaults,
-        record_evaluation,
-        record_precision,
-    )
-    from scanline.model.sampling import SamplingOptions, resolve
-    from scanline.model.training.datasets import load_judge_data, load_test_data
+    from scanline.model.checkpoint import load_by_name
 
     given = {
         "--label": label or None, "--limit": limit, "--record": record or None,
@@ -116,102 +127,75 @@ def evaluate(
         "--set-defaults": set_defaults or None,
     }  # fmt: skip
     mode = "--precision" if precision else "--samples" if samples else "--holes" if holes else ""
-    check_compatible(mode or "a test set's figure", given, *TAKES[mode])
+    check_compatible(mode or "the bits/dim of a test set", given, *MODE_OPTIONS[mode])
     if precision:
         precision_of(precision)
     if record and limit:
-        raise ValueError("--record is for the whole set: leave --limit out")
+        raise ValueError("--record needs the whole test set: leave --limit out")
     checkpoint = load_by_name(weights, model)
-    config, facts, own = checkpoint.model.config, checkpoint.facts, checkpoint.defaults
-    if (samples or holes) and (why := ReferenceDecoder.unsupported(config)):
-        raise ValueError(why)
-    where = (dataset, images, data_dir, download)
+    source = DataSource(dataset, images, data_dir, download)
     if holes:
-        _complete(checkpoint, *load_judge_data(config, facts, *where), holes, epochs)
+        _evaluate_inpainting(checkpoint, source, holes, epochs)
     elif samples:
-        options = SamplingOptions(label=0 if label else None, top_p=top_p, guidance=guidance)
-        params = resolve(config, own, options)
-        style = SamplingDefaults(params.guidance, params.top_p)
-        heat = 1.0 if temperature is None else temperature
-        both = load_judge_data(config, facts, *where)
-        _judge(checkpoint, *both, samples, label, style, heat, seed or 0, epochs)
+        sampling = _sampling_defaults(checkpoint, label, guidance, top_p)
+        temperature = 1.0 if temperature is None else temperature
+        _evaluate_samples(
+            checkpoint, source, samples, label, sampling, temperature, seed or 0, epochs
+        )
         if set_defaults:
-            style = style if label else style._replace(guidance=own.guidance)
-            _recorded(record_defaults(checkpoint, weights, style))
+            _set_defaults(checkpoint, weights, sampling, label)
+    elif precision:
+        _measure_precision(checkpoint, source, precision, limit, record, weights)
     else:
-        data = load_test_data(config, facts, *where)
-        data = data.take(slice(limit)) if limit else data
-        if record and data.seen and not precision:
-            raise ValueError(
-                f"--record is for images that it was not trained on, and {checkpoint.name} was on "
-                f"all of {data.title}: leave --record out, or measure on others"
-            )
-        if precision:
-            cost = _cost(checkpoint, data, precision)
-            path = record_precision(checkpoint, weights, cost) if record else None
-        else:
-            figure = _measure(checkpoint, data, label)
-            path = None
-            if record:
-                path = record_evaluation(checkpoint, weights, data, figure, with_label=label)
-        if path:
-            _recorded(path)
+        _evaluate_likelihood(checkpoint, source, label, limit, record, weights)
 
 
-def _recorded(path: Path) -> None:
-    typer.echo(f"recorded in {path}", err=True)
-
-
-def _measure(checkpoint: Checkpoint, data: Dataset, with_label: bool) -> Evaluation:
+def _evaluate_likelihood(
+    checkpoint: Checkpoint, source: DataSource, with_label: bool, limit: int | None, record: bool,
+    weights: Path | None,
+) -> None:  # fmt: skip
+    """Print the bits/dim of test images, and record it if ``record`` is set."""
     from tqdm import tqdm
 
-    from scanline.model.evaluation.records import evaluate_checkpoint
+    from scanline.model.evaluation.records import evaluate_checkpoint, record_evaluation
 
+    data = _load_test_data(checkpoint, source, limit)
+    if record and data.seen:
+        raise ValueError(
+            f"--record needs images that {checkpoint.name} was not trained on, and it was trained "
+            f"on all of {data.title}: leave --record out, or use other images"
+        )
     with tqdm(total=len(data), unit="image", file=sys.stderr) as bar:
-        figure = evaluate_checkpoint(checkpoint, data, with_label=with_label, progress=bar.update)
-    how = "with the true label" if with_label else "without a label"
-    typer.echo(f"{_pair(checkpoint, data)}: {figure}, {how}{_noted(data)}")
-    return figure
+        result = evaluate_checkpoint(checkpoint, data, with_label=with_label, progress=bar.update)
+    condition = "with the true label" if with_label else "without a label"
+    typer.echo(f"{_title(checkpoint, data)}: {result}, {condition}{_note(data)}")
+    if record:
+        path = record_evaluation(checkpoint, weights, data, result, with_label=with_label)
+        _echo_recorded(path)
 
 
-def _cost(checkpoint: Checkpoint, data: Dataset, precision: str) -> PrecisionCost:
+def _measure_precision(
+    checkpoint: Checkpoint, source: DataSource, precision: str, limit: int | None, record: bool,
+    weights: Path | None,
+) -> None:  # fmt: skip
+    """Print the bits/dim that a precision costs, and record it if ``record`` is set."""
     from tqdm import tqdm
 
     from scanline.model.evaluation.precision import measure_precision_cost
+    from scanline.model.evaluation.records import record_precision
 
+    data = _load_test_data(checkpoint, source, limit)
     with tqdm(total=len(data), unit="image", file=sys.stderr) as bar:
         cost = measure_precision_cost(checkpoint.model, data, precision, progress=bar.update)
-    typer.echo(f"{_pair(checkpoint, data)}: {cost}{_noted(data)}")
-    return cost
+    typer.echo(f"{_title(checkpoint, data)}: {cost}{_note(data)}")
+    if record:
+        _echo_recorded(record_precision(checkpoint, weights, cost))
 
 
-def _pair(checkpoint: Checkpoint, data: Dataset) -> str:
-    return f"{checkpoint.name} on {data.title}"
-
-
-def _noted(data: Dataset) -> str:
-    return f" ({data.note})" if data.note else ""
-
-
-def _classifier(training: Dataset, epochs: int | None) -> Classifier:
-    """Train the judge, or take the one that is kept."""
-    import torch
-    from tqdm import tqdm
-
-    from scanline.model.evaluation.classifier import ClassifierConfig, load_or_train
-
-    recipe = ClassifierConfig.for_dataset(training, epochs)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with tqdm(
-        total=recipe.epochs * len(training), unit="image", desc="classifier", file=sys.stderr,
-        leave=False, delay=1,
-    ) as bar:  # fmt: skip
-        return load_or_train(training, recipe, device, bar.update)
-
-
-def _complete(
-    checkpoint: Checkpoint, training: Dataset, test: Dataset, count: int, epochs: int | None
+def _evaluate_inpainting(
+    checkpoint: Checkpoint, source: DataSource, count: int, epochs: int | None
 ) -> None:
+    """Print the quality of completions of test images, by hole and number of particles."""
     from scanline.model.evaluation.classifier import (
         accuracy,
         has_classes_to_learn,
@@ -221,27 +205,30 @@ def _complete(
     from scanline.model.evaluation.inpainting import InpaintingResult, evaluate_inpainting
     from scanline.model.evaluation.sample_quality import evenly_spaced
 
-    def tell(one: InpaintingResult) -> None:
-        right = "" if one.class_accuracy is None else f", {one.class_accuracy:.1%} right"
+    def echo(result: InpaintingResult) -> None:
+        right = "" if result.class_accuracy is None else f", {result.class_accuracy:.1%} right"
         typer.echo(
-            f"{one.hole:16} {one.particles:3} particles: squared error {one.squared_error:.4f}"
-            f"{right}, {one.bits_per_dim:.4f} bits/dim, {one.seconds:.3f} s a picture"
+            f"{result.hole:16} {result.particles:3} particles: squared error "
+            f"{result.squared_error:.4f}{right}, {result.bits_per_dim:.4f} bits/dim, "
+            f"{result.seconds:.3f} s per image"
         )
 
-    some = evenly_spaced(test, min(count, len(test)))
-    typer.echo(f"{_pair(checkpoint, test)}, {len(some)} test images{_noted(test)}")
-    classifier = _classifier(training, epochs) if has_classes_to_learn(training) else None
-    evaluate_inpainting(checkpoint, some, (1, 8, 64), classifier=classifier, on_result=tell)
+    training, test = _load_judge_data(checkpoint, source)
+    subset = evenly_spaced(test, min(count, len(test)))
+    typer.echo(f"{_title(checkpoint, test)}, {len(subset)} test images{_note(test)}")
+    classifier = _load_classifier(training, epochs) if has_classes_to_learn(training) else None
+    evaluate_inpainting(checkpoint, subset, PARTICLES, classifier=classifier, on_result=echo)
     if classifier and (
-        doubted := reliability_warning(accuracy(classifier, test), majority_accuracy(test))
+        warning := reliability_warning(accuracy(classifier, test), majority_accuracy(test))
     ):
-        typer.echo(f"of what is right, {doubted}")
+        typer.echo(f"shares of right classes: {warning}")
 
 
-def _judge(
-    checkpoint: Checkpoint, training: Dataset, test: Dataset, samples: int, with_label: bool,
-    style: SamplingDefaults, temperature: float, seed: int, epochs: int | None,
+def _evaluate_samples(
+    checkpoint: Checkpoint, source: DataSource, samples: int, with_label: bool,
+    sampling: SamplingDefaults, temperature: float, seed: int, epochs: int | None,
 ) -> None:  # fmt: skip
+    """Print the quality of samples."""
     from tqdm import tqdm
 
     from scanline.model.evaluation.sample_quality import (
@@ -250,22 +237,95 @@ def _judge(
         has_balanced_classes,
     )
 
+    training, test = _load_judge_data(checkpoint, source)
     check_samples(checkpoint.model.config, training, test, samples, with_label)
-    classifier = _classifier(training, epochs)
+    classifier = _load_classifier(training, epochs)
     with tqdm(total=2 * samples, unit="image", desc="samples", file=sys.stderr) as bar:
         quality = evaluate_samples(
-            checkpoint, classifier, training, test, samples, with_label=with_label, sampling=style,
-            temperature=temperature, seed=seed, progress=bar.update,
+            checkpoint, classifier, training, test, samples, with_label=with_label,
+            sampling=sampling, temperature=temperature, seed=seed, progress=bar.update,
         )  # fmt: skip
-    of = "no label"
+    labels = "no label"
     if with_label:
-        shares = (
-            "each class in turn"
-            if has_balanced_classes(test)
-            else "classes as the test images have them"
-        )
-        of = f"{shares}, guidance {style.guidance:g}"
+        balanced = has_balanced_classes(test)
+        classes = "each class in turn" if balanced else "classes in the test images' proportions"
+        labels = f"{classes}, guidance {sampling.guidance:g}"
     typer.echo(
-        f"{_pair(checkpoint, test)}, {samples:,} samples, {of}, top_p {style.top_p:g}, temperature "
-        f"{temperature:g}, seeds from {seed}{_noted(test)}:\n{quality}"
+        f"{_title(checkpoint, test)}, {samples:,} samples, {labels}, top_p {sampling.top_p:g}, "
+        f"temperature {temperature:g}, seeds from {seed}{_note(test)}:\n{quality}"
     )
+
+
+def _sampling_defaults(
+    checkpoint: Checkpoint, with_label: bool, guidance: float | None, top_p: float | None
+) -> SamplingDefaults:
+    """Resolve the guidance and top_p of the samples; raises ``ValueError``."""
+    from scanline.model.checkpoint import SamplingDefaults
+    from scanline.model.sampling import SamplingOptions, resolve
+
+    _check_decoding(checkpoint)
+    options = SamplingOptions(label=0 if with_label else None, top_p=top_p, guidance=guidance)
+    params = resolve(checkpoint.model.config, checkpoint.defaults, options)
+    return SamplingDefaults(params.guidance, params.top_p)
+
+
+def _set_defaults(
+    checkpoint: Checkpoint, weights: Path | None, sampling: SamplingDefaults, with_label: bool
+) -> None:
+    """Record sampling defaults; without labels, keep the model's guidance."""
+    from scanline.model.evaluation.records import record_defaults
+
+    if not with_label:
+        sampling = sampling._replace(guidance=checkpoint.defaults.guidance)
+    _echo_recorded(record_defaults(checkpoint, weights, sampling))
+
+
+def _check_decoding(checkpoint: Checkpoint) -> None:
+    """Raise ``ValueError`` if the model cannot draw."""
+    from scanline.model.decoders.reference import ReferenceDecoder
+
+    if reason := ReferenceDecoder.unsupported(checkpoint.model.config):
+        raise ValueError(reason)
+
+
+def _load_test_data(checkpoint: Checkpoint, source: DataSource, limit: int | None) -> Dataset:
+    from scanline.model.training.datasets import load_test_data
+
+    data = load_test_data(checkpoint.model.config, checkpoint.facts, *source)
+    return data.take(slice(limit)) if limit else data
+
+
+def _load_judge_data(checkpoint: Checkpoint, source: DataSource) -> tuple[Dataset, Dataset]:
+    """Load the classifier's training images and the test images."""
+    from scanline.model.training.datasets import load_judge_data
+
+    _check_decoding(checkpoint)
+    return load_judge_data(checkpoint.model.config, checkpoint.facts, *source)
+
+
+def _load_classifier(training: Dataset, epochs: int | None) -> Classifier:
+    """Load the classifier of these images, or train it with a progress bar."""
+    import torch
+    from tqdm import tqdm
+
+    from scanline.model.evaluation.classifier import ClassifierConfig, load_or_train
+
+    config = ClassifierConfig.for_dataset(training, epochs)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with tqdm(
+        total=config.epochs * len(training), unit="image", desc="classifier", file=sys.stderr,
+        leave=False, delay=1,
+    ) as bar:  # fmt: skip
+        return load_or_train(training, config, device, bar.update)
+
+
+def _title(checkpoint: Checkpoint, data: Dataset) -> str:
+    return f"{checkpoint.name} on {data.title}"
+
+
+def _note(data: Dataset) -> str:
+    return f" ({data.note})" if data.note else ""
+
+
+def _echo_recorded(path: Path) -> None:
+    typer.echo(f"recorded in {path}", err=True)

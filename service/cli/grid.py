@@ -1,4 +1,4 @@
-"""What commands draw without a server: grids of a few images, and how a run gets on."""
+"""Image files of the commands: grids of samples, and pictures of a training run's progress."""
 
 from __future__ import annotations
 
@@ -29,9 +29,19 @@ def draw_grid(
     checkpoint: Checkpoint, spec: GenerationSpec, out: Path, scale: int, backend: str,
     threads: int | None = None,
 ) -> None:  # fmt: skip
-    """Draw images with an engine of its own, and write it as a PNG grid.
+    """Draw images with a temporary engine, and write them as a PNG grid.
 
-    Raises ``ValueError`` before it draws where the grid could not be written.
+    Args:
+        checkpoint: The model.
+        spec: The images to draw.
+        out: The PNG file to write.
+        scale: The side of each image pixel in the grid.
+        backend: The decoder's backend.
+        threads: CPU threads; None for all cores.
+
+    Raises:
+        ValueError: If the file cannot be written; checked before drawing.
+        RuntimeError: If drawing fails.
     """
     _check_target(out)
     config = checkpoint.model.config
@@ -63,30 +73,30 @@ def draw_grid(
 
 
 def _check_target(out: Path) -> None:
-    """Raise ``ValueError`` where no picture can be written: drawing it first may take minutes."""
+    """Raise ``ValueError`` if ``out`` cannot be written; drawing may take minutes."""
     if out.is_dir():
-        raise ValueError(f"{out} is a folder: name a file in it, as {out / 'samples.png'}")
+        raise ValueError(f"{out} is a folder: name a file in it, such as {out / 'samples.png'}")
     if out.exists() and not out.is_file():
-        return  # a FIFO or a device, which is written into
+        return  # a FIFO or a device
     if out.suffix.lower() != ".png" and (out.suffix or not out.exists()):
-        raise ValueError(f"{out} would hold a PNG: name a file that ends in .png")
+        raise ValueError(f"{out} must end in .png, because it will be a PNG file")
     try:
         folder = out.resolve().parent
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            pass  # the folder takes files, from this user
+            pass  # this user may write into the folder
     except OSError as error:
         raise ValueError(f"{out} cannot be written ({error.strerror}): name another file") from None
 
 
 def save_progress(model: LinearTransformer, folder: Path) -> None:
-    """Draw how a run stands into its folder: ``curve.png``, and ``samples.png`` of equal seeds.
+    """Write ``curve.png``, and ``samples.png`` with the same seeds each time, into a run's folder.
 
-    There are no samples of a network that does not draw step by step.
+    Networks that do not support decoding have no samples.
     """
     draw_curve(folder / "log.jsonl", folder / "curve.png")
     if not model.config.supports_decoding:
         return
-    drawn = draw(Checkpoint("training", model), 16)
-    images = list(drawn.reshape(len(drawn), model.config.pixels, -1))
+    samples = draw(Checkpoint("training", model), 16)
+    images = list(samples.reshape(len(samples), model.config.pixels, -1))
     write_atomically(folder / "samples.png", to_grid(images, model.config, 4))

@@ -1,4 +1,4 @@
-"""``scanline import``."""
+"""``scanline import``: conversion of the authors' checkpoints."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ import typer
 
 
 def import_weights(
-    file: Annotated[Path, typer.Argument(help="A PyTorch checkpoint of the paper's authors.")],
+    file: Annotated[Path, typer.Argument(help="PyTorch checkpoint of the paper's authors.")],
     out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
     preset: Annotated[str, typer.Option(help="mnist-paper or cifar10-paper.")] = "mnist-paper",
     first_value: Annotated[
-        int, typer.Option(min=0, max=255, help="Samples begin with it: theirs never model it.")
+        int,
+        typer.Option(
+            min=0, max=255, help="First value of every sample, which their models do not predict."
+        ),
     ] = 0,
 ) -> None:
-    """Turn a checkpoint of the paper's authors into one that can be served."""
+    """Convert a checkpoint of the paper's authors into one that Scanline can use."""
     from scanline.model.checkpoint import save_checkpoint
     from scanline.model.paper_checkpoint import import_paper_checkpoint
 
     if out.suffix != ".safetensors":
-        raise ValueError(f"{out} must end in .safetensors, or it would not be found to be served")
+        raise ValueError(
+            f"{out} must end in .safetensors, because the server only looks for such files"
+        )
     if out.exists():
-        raise ValueError(f"{out} is there already: name another file, or delete it first")
+        raise ValueError(f"{out} exists already: name another file, or delete it first")
     checkpoint = import_paper_checkpoint(file, preset, first_value)
     save_checkpoint(out, checkpoint.model, checkpoint.facts)
     typer.echo(f"wrote {out}; serve it with: scanline serve --weights {out.parent}")

@@ -1,4 +1,4 @@
-"""The command line: its commands put together, and how it ends on what a user can mend."""
+"""Entry point of the command line: its commands, and the handling of user errors."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ def _show_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which it is."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Draw images pixel by pixel with a linear transformer run as an RNN."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; whatever a user can mend ends it with a sentence and status 1."""
+    """Run the command line; an error that the user can fix ends it with a message and status 1."""
     mute_pillow()
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed before it began, as by `>&-`
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - for as long as it runs
+        if getattr(sys, name) is None:  # closed by the parent, as by `>&-`
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - open until the process ends
     try:
         app(args=arguments)
     except (ValueError, RuntimeError, FloatingPointError, OSError, MemoryError) as error:
         logging.getLogger("scanline").debug("failed", exc_info=True)
         for line in str(error).splitlines() or [type(error).__name__]:
-            # What a foreign file says is not for the terminal to obey.
-            plain = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
-            typer.echo(f"scanline: {plain}", err=True)
+            # A message may quote a file, whose control characters must not reach the terminal.
+            printable = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
+            typer.echo(f"scanline: {printable}", err=True)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""``scanline paper``: the paper's figures and tables, run again on this machine."""
+"""``scanline paper``: reproduction of the paper's figures and tables."""
 
 from __future__ import annotations
 
@@ -11,25 +11,29 @@ import typer
 from scanline.service.cli.options import DataDir, Download
 
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Minutes: smaller networks, shorter lengths, less time.")
+    bool,
+    typer.Option("--quick", help="Take minutes: smaller networks, shorter sequences, less time."),
 ]
-Folder = Annotated[Path, typer.Option("--out", help="Where the results are kept, and gone on.")]
+Folder = Annotated[
+    Path, typer.Option("--out", help="Folder of the results. A run continues those that are there.")
+]
 Threads = Annotated[
-    int, typer.Option(min=1, help="CPU threads; on one, other programs do not lengthen the times.")
+    int,
+    typer.Option(min=1, help="CPU threads. With one, other programs do not distort the timings."),
 ]
 Speech = Annotated[
     Path | None,
     typer.Option(
         "--speech",
-        help="A folder of speech: train and test, and in them NAME.npy (float features, frames × "
-        "features) and NAME.txt (phonemes, spaces between) of each utterance. Without one, digits "
-        "that espeak-ng speaks, which must be installed.",
+        help="Folder of speech with the subfolders train and test. Each utterance is NAME.npy "
+        "(float features, frames × features) and NAME.txt (phonemes separated by spaces). Default: "
+        "digits spoken by espeak-ng, which must be installed.",
     ),
 ]
 FOLDER = Path("runs/paper")
-READING = {"table1": "mnist", "table2": "cifar10"}  # published data sets
+DATASETS = {"table1": "mnist", "table2": "cifar10"}  # experiments on images, with their data sets
 
-paper = typer.Typer(no_args_is_help=True, help="Run the paper's figures and tables again.")
+paper = typer.Typer(no_args_is_help=True, help="Reproduce the paper's figures and tables.")
 
 
 def _run(
@@ -43,16 +47,16 @@ def _run(
     torch.set_num_threads(threads)
     if fetch:
         for split in ("train", "test"):
-            load_dataset(READING[name], split, data, download=True)
+            load_dataset(DATASETS[name], split, data, download=True)
     experiment = EXPERIMENTS[name]
     report = run_experiment(experiment, out, quick=quick, data_dir=data)
     typer.echo(experiment.table(report.rows))
     experiment.save_plot(report.rows, out / f"{name}.png")
-    typer.echo(f"\n{report.path} and {name}.png beside it")
+    typer.echo(f"\nwritten to {report.path} and {name}.png in the same folder")
 
 
-def _experiment(name: str, what: str) -> Callable[..., None]:
-    def of_images(
+def _experiment_command(name: str, title: str) -> Callable[..., None]:
+    def with_data(
         quick: Quick = False,
         out: Folder = FOLDER,
         threads: Threads = 1,
@@ -61,27 +65,27 @@ def _experiment(name: str, what: str) -> Callable[..., None]:
     ) -> None:
         _run(name, quick, out, threads, data_dir, download)
 
-    def of_nothing(quick: Quick = False, out: Folder = FOLDER, threads: Threads = 1) -> None:
+    def without_data(quick: Quick = False, out: Folder = FOLDER, threads: Threads = 1) -> None:
         _run(name, quick, out, threads, None)
 
-    command: Callable[..., None] = of_images if name in READING else of_nothing
-    command.__doc__ = f"{what}; a table, a plot and a JSON file. Run again, it goes on."
+    command: Callable[..., None] = with_data if name in DATASETS else without_data
+    command.__doc__ = f"{title}. Writes a table, a plot and a JSON file; continues an earlier run."
     return command
 
 
-for name, what in {
-    "figure1": "Time and memory of attention by the length",
-    "figure2": "Learning to copy, by each kind of attention",
-    "table1": "MNIST: bits/dim and images/s of each kind",
-    "table2": "CIFAR-10: bits/dim and images/s of each kind",
-    "supplement": "Seconds for one image, and images/s by the batch's size",
+for name, title in {
+    "figure1": "Time and memory of attention by sequence length",
+    "figure2": "Training on the copy task, by kind of attention",
+    "table1": "MNIST: bits/dim and images/s by kind of attention",
+    "table2": "CIFAR-10: bits/dim and images/s by kind of attention",
+    "supplement": "Seconds per image, and images/s by batch size",
 }.items():
-    paper.command(name)(_experiment(name, what))
+    paper.command(name)(_experiment_command(name, title))
 
 
 @paper.command(
-    help="Speech, by default digits that espeak-ng speaks: phonemes wrong and time an epoch; a "
-    "table, a plot and a JSON file. Run again, it goes on."
+    help="Speech recognition: phoneme error rate and time per epoch. Writes a table, a plot and a "
+    "JSON file; continues an earlier run."
 )
 def table3(
     quick: Quick = False, out: Folder = FOLDER, threads: Threads = 1, speech: Speech = None
@@ -91,13 +95,13 @@ def table3(
 
 @paper.command()
 def page(
-    results: Annotated[Path, typer.Option("--results", help="A folder of results.")] = FOLDER,
+    results: Annotated[Path, typer.Option("--results", help="Folder of the results.")] = FOLDER,
     to: Annotated[
         Path | None,
-        typer.Option("--to", help="The page to write; paper.md in that folder if none."),
+        typer.Option("--to", help="Page to write. Default: paper.md in that folder."),
     ] = None,
 ) -> None:
-    """Write the page that sets the paper's claims and figures beside the results."""
+    """Write a page that compares the results with the paper's claims and figures."""
     from scanline.model.paper.page import write_page
 
     to = to or results / "paper.md"

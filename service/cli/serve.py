@@ -1,4 +1,4 @@
-"""``scanline serve``."""
+"""``scanline serve``: the HTTP service."""
 
 from __future__ import annotations
 
@@ -17,38 +17,44 @@ from scanline.service.logs import set_up_logs
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 if none.")] = None,
-    port: Annotated[int | None, typer.Option(help="8000 if none; 0 takes a free one.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port; 0 chooses a free one. Default: 8000.")
+    ] = None,
     weights: WeightsDir = None,
     models: Annotated[
-        str | None, typer.Option(help="Serve only these, comma-separated, the default first.")
+        str | None,
+        typer.Option(help="Names of the models to serve, separated by commas, the default first."),
     ] = None,
     backend: Annotated[str | None, typer.Option(help="auto, reference, native or triton.")] = None,
-    slots: Annotated[int | None, typer.Option(help="Images at once, a model; 64 if none.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Images drawn at a time, per model. Default: 64.")
+    ] = None,
     threads: Threads = None,
     max_waiting: Annotated[
-        int | None, typer.Option(help="Images that may wait, a model; 4096 if none.")
+        int | None, typer.Option(help="Limit of queued images, per model. Default: 4096.")
     ] = None,
     cluster: Annotated[
         bool | None,
-        typer.Option("--cluster", help="Draw in the Ray cluster of RAY_ADDRESS, or a new one."),
+        typer.Option("--cluster", help="Draw in the Ray cluster at RAY_ADDRESS, or in a new one."),
     ] = None,
-    min_replicas: Annotated[int | None, typer.Option(help="Of each model, in a cluster.")] = None,
-    max_replicas: Annotated[int | None, typer.Option(help="Of each model, in a cluster.")] = None,
+    min_replicas: Annotated[int | None, typer.Option(help="Per model, in a cluster.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="Per model, in a cluster.")] = None,
     drain_seconds: Annotated[
         float | None,
-        typer.Option(help="Seconds that what runs has after SIGTERM; 30 if none."),
+        typer.Option(help="Seconds for running images to finish after SIGTERM. Default: 30."),
     ] = None,
-    log_format: Annotated[str | None, typer.Option(help="text or json; text if none.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json. Default: text.")] = None,
     log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error; info if none.")
+        str | None, typer.Option(help="debug, info, warning or error. Default: info.")
     ] = None,
 ) -> None:
-    """Serve models over HTTP; every setting is a SCANLINE_* variable too (see
-    docs/operations.md)."""
+    """Serve models over HTTP. Every setting is also a SCANLINE_* variable (docs/operations.md)."""
     given = {name: value for name, value in locals().items() if value is not None}
-    _end_at_a_signal()
-    # What other commands do without: training runs where the service's packages are not installed.
+    _exit_on_signals()
+    # Imported here, because training must work without the service's packages.
     from pydantic import ValidationError
 
     from scanline.service.server import serve as run
@@ -58,28 +64,28 @@ def serve(
         try:
             settings = Settings(**given)
         except ValidationError as error:
-            told = [_sentence(problem, given) for problem in error.errors()]
-            raise ValueError("\n".join(told)) from error
+            messages = [_describe(problem, given) for problem in error.errors()]
+            raise ValueError("\n".join(messages)) from error
         run(settings)
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
         named = {name.upper(): value for name, value in os.environ.items()}
         if (log_format or named.get("SCANLINE_LOG_FORMAT")) != "json":
             raise
-        set_up_logs("json", "info")  # nobody has yet, where the settings are wrong
+        set_up_logs("json", "info")  # not done yet if the settings are invalid
         logging.getLogger("scanline.server").critical("%s", str(error) or type(error).__name__)
         raise typer.Exit(1) from None
 
 
-def _end_at_a_signal() -> None:
-    """End at SIGTERM or SIGHUP from now on; a process that is a container's first ignores them."""
+def _exit_on_signals() -> None:
+    """Exit at SIGTERM or SIGHUP, which the first process of a container ignores by default."""
     if threading.current_thread() is threading.main_thread():
-        for one in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(one) is not signal.SIG_IGN:  # as nohup has it
-                signal.signal(one, lambda *_: sys.exit(0))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
+                signal.signal(number, lambda *_: sys.exit(0))
 
 
-def _sentence(problem: Mapping[str, Any], given: Collection[str]) -> str:
-    """Say what is wrong with a setting, by the flag that it was ``given`` as, or its variable."""
+def _describe(problem: Mapping[str, Any], given: Collection[str]) -> str:
+    """Describe an invalid setting, by its flag if it is in ``given``, else by its variable."""
     name = ".".join(str(part) for part in problem["loc"])
     message = str(problem["msg"]).removeprefix("Value error, ")
     where = f"--{name.replace('_', '-')}" if name in given else f"SCANLINE_{name.upper()}"

@@ -40,7 +40,7 @@ WRONG: list[tuple[list[object], str]] = [
     (["evaluate", "--model", "tiny", "--images", "empty"], "empty"),
     (
         ["evaluate", "--model", "tiny", "--guidance", 2, "--seed", 0],
-        "--guidance, --seed: not allowed with a test set's figure, which takes --label, --limit",
+        "--guidance, --seed: not allowed with the bits/dim of a test set, which takes --label",
     ),
     (["evaluate", "--model", "tiny", "--set-defaults"], "--set-defaults: not allowed with"),
     (
@@ -62,8 +62,8 @@ WRONG: list[tuple[list[object], str]] = [
         ["evaluate", "--model", "tiny", "--precision", "int8", "--label"],
         "--label: not allowed with --prec",
     ),
-    (["bench", "mnist", "--pretend", 9], "--pretend is with --http"),
-    (["bench", "mnist", "--backend", "reference", "--isa", "avx2"], "are of the native backend"),
+    (["bench", "mnist", "--pretend", 9], "--pretend needs --http"),
+    (["bench", "mnist", "--backend", "reference", "--isa", "avx2"], "need the native backend"),
     (["bench", "mnist", "--isa", ELSEWHERE], f"has no {ELSEWHERE}; it has "),
     (["bench", "mnist", "--http", "--precision", "int8"], "--precision: not allowed with --http"),
     (["evaluate", "--model", "tiny", "--images", ".", "--dataset", "mnist"], "not for --images"),
@@ -120,7 +120,7 @@ def test_what_is_imported_replaces_nothing(
     path = weights / "tiny.safetensors"
     before = path.read_bytes()
     assert run_command("import", path, path) == 1
-    assert "is there already: name another file" in capsys.readouterr().err
+    assert "exists already: name another file" in capsys.readouterr().err
     assert path.read_bytes() == before
 
 

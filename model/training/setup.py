@@ -1,0 +1,128 @@
+"""Set-up of a training run: the checks and choices between a user's options and the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scanline.model.checkpoint import load_facts, read_config
+from scanline.model.config import PRESETS
+from scanline.model.data.dataset import Dataset
+from scanline.model.training.config import TrainingConfig, check_shift
+from scanline.model.training.datasets import (
+    DEFAULT_SIZE,
+    check_data_options,
+    load_training_data,
+)
+from scanline.model.training.distributed import choose_process_count
+from scanline.model.training.resume import check_resumable, read_saved_run
+from scanline.model.training.run import (
+    NetworkOverrides,
+    Run,
+    check_resume_options,
+    check_same_architecture,
+    choose_network,
+    choose_run_folder,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """A user's options for a training run, as in ``scanline train``.
+
+    Args:
+        dataset: preset, whose data set to train on.
+        images: folder of images to train on instead.
+        size: side in pixels to which the folder's images are scaled; None for the default.
+        grey: convert the folder's images to grey.
+        out: folder of the run; None for the default.
+        resume: continue the run in that folder.
+        start_from: checkpoint whose weights a new run starts with.
+        settings: fields of ``TrainingConfig``.
+        explicit_settings: names of those that the user set; a resumed run keeps its others.
+        overrides: changes to the preset's network.
+        processes: number of data-parallel processes; None for the default.
+        hold_out: number of images kept for validation; None for the default.
+        data_dir: folder of the data sets.
+        download: download a missing data set.
+    """
+
+    dataset: str | None = None
+    images: Path | None = None
+    size: int | None = None
+    grey: bool = False
+    out: Path | None = None
+    resume: bool = False
+    start_from: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    explicit_settings: frozenset[str] = frozenset()
+    overrides: NetworkOverrides = field(default_factory=NetworkOverrides)
+    processes: int | None = None
+    hold_out: int | None = None
+    data_dir: Path | None = None
+    download: bool = False
+
+
+class PreparedRun(NamedTuple):
+    """A run that is ready to execute, and its data."""
+
+    run: Run
+    data: Dataset
+    validation: Dataset | None
+
+
+def prepare_run(options: RunOptions) -> PreparedRun:
+    """Check a user's options, load the data, and choose the network.
+
+    Everything that can be checked without the data is checked first, because reading a folder of
+    images may take minutes.
+
+    Raises:
+        ValueError: the options are invalid or contradict each other or the run to resume.
+        CheckpointError: the run to resume or the checkpoint to start from cannot be used.
+        OSError: the data cannot be read.
+    """
+    folder = choose_run_folder(options.out, options.dataset, options.images, options.resume)
+    size, grey, hold_out = options.size, options.grey, options.hold_out
+    saved_run = read_saved_run(folder) if options.resume else None
+    if saved_run is None:
+        training_config = TrainingConfig(**options.settings)
+    else:
+        check_resume_options(
+            saved_run.network, size, grey, options.start_from, hold_out, saved_run.held_out
+        )
+        explicit = {name: options.settings[name] for name in options.explicit_settings}
+        training_config = replace(saved_run.training_config, **explicit)
+        hold_out = saved_run.held_out if hold_out is None else hold_out
+    resumed = None if saved_run is None else saved_run.network
+    check_data_options(
+        options.dataset, options.images, size, grey, options.data_dir, options.download
+    )
+    choose_process_count(training_config.batch, options.processes)
+    previous = resumed or (read_config(options.start_from) if options.start_from else None)
+    if options.images is not None and previous is not None:
+        size, grey = size or previous.height, grey or previous.channels == 1
+    preset = PRESETS[options.dataset or "cifar10"]
+    network = options.overrides.apply(previous or preset)
+    side = preset.height if options.images is None else size or DEFAULT_SIZE
+    check_shift(training_config.shift, side)
+    if saved_run is not None:
+        check_same_architecture(options.dataset, saved_run.network)
+        check_resumable(folder / "training.pt", saved_run.saved, network, training_config)
+    data, validation = load_training_data(
+        options.dataset, options.images, size, grey, hold_out, options.data_dir, options.download,
+        load_facts(options.start_from) if options.start_from else None,
+    )  # fmt: skip
+    network = choose_network(
+        options.dataset, data, options.overrides, start_from=options.start_from, resumed=resumed
+    )
+    run = Run(
+        network=network,
+        training_config=training_config,
+        folder=folder,
+        resume=options.resume,
+        start_from=options.start_from,
+    )
+    return PreparedRun(run, data, validation)
