@@ -81,7 +81,7 @@ def test_python(server: str, tmp_path: Path) -> None:
     assert size(tmp_path / "openai-1.png") == (280, 280)
     (plain,) = blocks("python", "### From Python", PAGES["docs/api.md"])
     (stream,) = blocks("python", "## Streams", PAGES["docs/api.md"])
-    (many,) = blocks("python", "## Many at once", PAGES["docs/api.md"])
+    (many,) = blocks("python", "## Concurrent requests", PAGES["docs/api.md"])
     run([sys.executable, "-c", plain.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "four-ways.png") == (2 * 30 - 2, 2 * 30 - 2)
     lines = run([sys.executable, "-c", stream.replace(ADDRESS, server)], tmp_path).splitlines()
