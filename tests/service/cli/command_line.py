@@ -1,4 +1,4 @@
-"""The command line, run in the test's own process."""
+"""Runs of the command line in the process of the test."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from scanline.service.cli.main import main
 
 
 def run_command(*arguments: object) -> int:
-    """Run the command line, and give its exit status."""
-    with pytest.raises(SystemExit) as stop:
+    """Run the command line and return its exit status."""
+    with pytest.raises(SystemExit) as exit_info:
         main([str(argument) for argument in arguments])
-    code = stop.value.code
+    code = exit_info.value.code
     assert isinstance(code, int)
     return code

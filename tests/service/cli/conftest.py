@@ -1,4 +1,4 @@
-"""An empty folder for every command, two small models, and a folder of photographs."""
+"""Fixtures of the command-line tests: an empty folder, two small models, and photographs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +10,8 @@ from tests.service.fixtures import COLOUR, GREY, logs_kept, random_picture, save
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Run in an empty folder, and leave the logs and threads of the test process as they were."""
+def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Run in an empty folder, and restore the logging and the threads of the test process."""
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     with logs_kept():

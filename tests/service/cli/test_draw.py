@@ -1,4 +1,4 @@
-"""Commands that draw, and what all commands say of themselves."""
+"""``sample``, ``complete``, ``--help`` and ``--version``."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,7 @@ COMMANDS = ["serve", "sample", "complete", "train", "evaluate", "import"]
 def cells(
     path: Path, count: int, scale: int = 1
 ) -> list[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
-    """Cut a grid of ``GREY`` images apart again."""
+    """Split a grid of ``GREY`` images."""
     values = np.asarray(Picture.open(path))[::scale, ::scale]
     columns = int(np.ceil(np.sqrt(count)))
     return [
@@ -26,20 +26,20 @@ def cells(
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_says_what_a_command_does(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_describes_the_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(*[command][: len(command)], "--help") == 0
-    said = capsys.readouterr().out
-    assert "Usage" in said
+    output = capsys.readouterr().out
+    assert "Usage" in output
     for name in COMMANDS if not command else []:
-        assert name in said
+        assert name in output
 
 
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("--version") == 0
     assert capsys.readouterr().out == f"scanline {version('scanline')}\n"
 
 
-def test_sample_writes_a_grid_and_the_same_one_again(
+def test_sample_writes_a_reproducible_grid(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def sample(name: str, *options: object) -> bytes:
@@ -57,25 +57,25 @@ def test_sample_writes_a_grid_and_the_same_one_again(
     np.testing.assert_array_equal(cells(tmp_path / "one.png", 1)[0], images[2])
     with Picture.open(tmp_path / "a.png") as large:
         assert large.size == (2 * (3 * 7 - 2), 2 * (2 * 8 - 2))
-    cold = ["-n", 2, "--temperature", 0, "--scale", 1]
-    sample("cold.png", *cold)
+    coldest = ["-n", 2, "--temperature", 0, "--scale", 1]
+    sample("cold.png", *coldest)
     one, other = cells(tmp_path / "cold.png", 2)
     np.testing.assert_array_equal(one, other)
 
 
-def test_complete_keeps_the_rows_that_are_known(weights: Path, tmp_path: Path) -> None:
+def test_complete_keeps_the_known_rows(weights: Path, tmp_path: Path) -> None:
     picture = random_picture(GREY)
     picture.save("given.png")
-    out = tmp_path / "ways.png"
+    out = tmp_path / "completions.png"
     given = ["--weights", weights, "--model", "tiny", "--backend", "reference", "--scale", 1]
     assert run_command("complete", "given.png", out, "--rows", 3, "-n", 4, *given) == 0
-    ways = cells(out, 4)
-    for way in ways:
-        np.testing.assert_array_equal(way[:3], np.asarray(picture)[:3])
-    assert len({way.tobytes() for way in ways}) == 4
+    completions = cells(out, 4)
+    for completion in completions:
+        np.testing.assert_array_equal(completion[:3], np.asarray(picture)[:3])
+    assert len({completion.tobytes() for completion in completions}) == 4
 
 
-def test_a_model_need_not_be_named(weights: Path, tmp_path: Path) -> None:
-    for name, options in (("a.png", []), ("b.png", ["--model", "colour"])):  # of fewer steps
+def test_default_model_has_the_fewest_steps(weights: Path, tmp_path: Path) -> None:
+    for name, options in (("a.png", []), ("b.png", ["--model", "colour"])):
         assert run_command("sample", tmp_path / name, "--weights", weights, "-n", 1, *options) == 0
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

@@ -1,4 +1,4 @@
-"""How a command ends on what a user can mend."""
+"""User errors: a message without traceback, and the exit status."""
 
 import platform
 from dataclasses import replace
@@ -13,11 +13,11 @@ from scanline.model.paper.experiment import Experiment
 from tests.service.cli.command_line import run_command
 from tests.service.fixtures import GREY, random_picture, save_tiny
 
-ELSEWHERE = "avx2" if platform.machine() in ("aarch64", "arm64") else "neondot"
+FOREIGN_ISA = "avx2" if platform.machine() in ("aarch64", "arm64") else "neondot"
 WRONG: list[tuple[list[object], str]] = [
     (["sample", "--model", "other"], "there is no model 'other'"),
     (["sample", "--weights", "nowhere"], "there is no folder nowhere: pass a folder with"),
-    (["sample", "samples.jpg", "--model", "tiny"], "name a file that ends in .png"),
+    (["sample", "samples.jpg", "--model", "tiny"], "must end in .png"),
     (["bench", "mnist", "--seconds", "inf"], "finite"),
     (["bench", "mnist", "--seconds", "nan"], "finite"),
     (["sample", "--model", "tiny", "--label", "toad"], "zero, one, a frog"),
@@ -64,7 +64,7 @@ WRONG: list[tuple[list[object], str]] = [
     ),
     (["bench", "mnist", "--pretend", 9], "--pretend needs --http"),
     (["bench", "mnist", "--backend", "reference", "--isa", "avx2"], "need the native backend"),
-    (["bench", "mnist", "--isa", ELSEWHERE], f"has no {ELSEWHERE}; it has "),
+    (["bench", "mnist", "--isa", FOREIGN_ISA], f"has no {FOREIGN_ISA}; it has "),
     (["bench", "mnist", "--http", "--precision", "int8"], "--precision: not allowed with --http"),
     (["evaluate", "--model", "tiny", "--images", ".", "--dataset", "mnist"], "not for --images"),
     (["train", "mnist", "--size", 64], "--size and --grey are for --images"),
@@ -97,9 +97,9 @@ WRONG: list[tuple[list[object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "says"), WRONG)
-def test_what_a_user_can_mend_ends_with_a_sentence(
-    arguments: list[object], says: str, weights: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("arguments", "message"), WRONG)
+def test_user_errors_end_with_a_message(
+    arguments: list[object], message: str, weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("text.png").write_text("hello")
     Path("empty").mkdir()
@@ -109,12 +109,12 @@ def test_what_a_user_can_mend_ends_with_a_sentence(
     assert run_command(*arguments) == 1
     error = capsys.readouterr().err
     assert "scanline: " in error
-    assert says in error
+    assert message in error
     assert "Traceback" not in error
     assert not Path("samples.png").exists()
 
 
-def test_what_is_imported_replaces_nothing(
+def test_import_does_not_overwrite_a_file(
     weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = weights / "tiny.safetensors"
@@ -135,7 +135,7 @@ def test_what_is_imported_replaces_nothing(
      ["train", "--size", 1], ["import", "one"],
      ["evaluate", "--limit", 0], ["sample", "--colour", 1], ["draw"]],
 )  # fmt: skip
-def test_a_wrong_option_is_a_usage_error(
+def test_invalid_options_are_usage_errors(
     arguments: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(*arguments) == 2
@@ -145,7 +145,7 @@ def test_a_wrong_option_is_a_usage_error(
 
 
 @pytest.mark.parametrize("name", ["figure1", "figure2", "supplement", "table1", "table2"])
-def test_a_data_folder_is_read_or_refused(
+def test_data_dir_is_accepted_by_experiments_with_data_only(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(one: Experiment[Any], folder: Path, *, quick: bool, data_dir: Path | None) -> None:
@@ -161,23 +161,22 @@ def test_a_data_folder_is_read_or_refused(
 
 
 @pytest.mark.parametrize("option", ["--samples", "--holes"])
-def test_what_does_not_draw_is_not_judged_by_what_it_draws(
+def test_models_that_cannot_draw_are_refused_before_the_classifier_is_trained(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Told before the minutes in which a classifier is trained."""
     save_tiny(tmp_path, "hashed", replace(GREY, attention="lsh-1"))
     given = ["--weights", tmp_path, "--images", tmp_path / "nowhere"]
     assert run_command("evaluate", *given, option, 9) == 1
     assert "no recurrent state" in " ".join(capsys.readouterr().err.split())
 
 
-def test_what_a_foreign_file_says_is_not_obeyed_by_the_terminal(
+def test_control_characters_in_messages_are_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     foreign = {"format": "\x1b]0;owned\x07\nscan\x9b2Jline"}
     path = tmp_path / "foreign.safetensors"
     safetensors.torch.save_file({"weight": torch.ones(2)}, path, foreign)
     assert run_command("sample", "a.png", "--weights", tmp_path) == 1
-    said = capsys.readouterr().err
-    assert r"its format is \x1b]0;owned\x07" in said
-    assert all(line.isprintable() for line in said.splitlines())
+    error = capsys.readouterr().err
+    assert r"its format is \x1b]0;owned\x07" in error
+    assert all(line.isprintable() for line in error.splitlines())

@@ -1,4 +1,4 @@
-"""Commands that train, measure and import."""
+"""``train``, ``evaluate`` and ``import``."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.service.cli.command_line import run_command
 from tests.service.fixtures import GREY, save_tiny
 
 
-def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
+def test_train_resumes_and_its_result_can_be_sampled_and_evaluated(
     photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ["--images", photographs, "--size", 8, "--grey", "--layers", 1, "--width", 8,
@@ -43,14 +43,14 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     assert recipe["shift"] == 1
     assert run_command("train", *small, *given, "--steps", 2, "--out", "second", "--resume") == 1
     assert "leave one of them out" in capsys.readouterr().err
-    same = ["--images", photographs]  # all else is as it was begun
+    same = ["--images", photographs]  # the run keeps its other settings
     assert run_command("train", *same, "--out", "first", "--resume") == 0
     assert "done: 3 of 3 steps" in capsys.readouterr().out
     assert run_command("train", *same, "--batch", 3, "--out", "first", "--resume") == 1
     assert "other settings (batch)" in capsys.readouterr().err
     assert run_command("train", *same, "--layers", 2, "--out", "first", "--resume") == 1
-    assert "another model (n_layers)" in capsys.readouterr().err
-    nowhere = ["--images", "nowhere"]  # before they are read
+    assert "another network (n_layers)" in capsys.readouterr().err
+    nowhere = ["--images", "nowhere"]  # checked before the images are read
     assert run_command("train", *nowhere, "--batch", 3, "--out", "first", "--resume") == 1
     assert "other settings (batch)" in capsys.readouterr().err
     more = ["--steps", 5, "--no-compile"]
@@ -63,22 +63,24 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     assert (trained.model.config.height, trained.model.config.width) == (8, 8)
     begin = ["--from", "first/first.safetensors", "--batch", 4, "--precision", "fp32"]
     assert run_command("train", *same, *begin, "--steps", 1, "--out", "third") == 0
-    assert "done: 1 of 1 steps" in capsys.readouterr().out  # its size, and grey as it is
+    assert (
+        "done: 1 of 1 steps" in capsys.readouterr().out
+    )  # with the checkpoint's size and channels
     assert load_checkpoint(Path("third/third.safetensors")).model.config == trained.model.config
 
     for label in ([], ["--label"]):
         known = ["--weights", "first", "--model", "first", *label]
         assert run_command("evaluate", "--images", photographs, *known) == 0
-        said = capsys.readouterr().out
-        assert said.startswith(f"first on {photographs.name}: ")
-        assert ("with the true label" in said) is bool(label)
-        assert "3 of 20 images held out" in said
+        output = capsys.readouterr().out
+        assert output.startswith(f"first on {photographs.name}: ")
+        assert ("with the true label" in output) is bool(label)
+        assert "3 of 20 images held out" in output
     assert run_command("train", *small, "--hold-out", 0, "--steps", 1, "--out", "all") == 0
     whole: list[object] = ["--weights", "all", "--model", "all", "--images", photographs]
     assert run_command("evaluate", *whole) == 0
     assert "(the model was trained on all of them)" in capsys.readouterr().out
     assert run_command("evaluate", *whole, "--record") == 1
-    assert "images that it was not trained on" in " ".join(capsys.readouterr().err.split())
+    assert "was not trained on" in " ".join(capsys.readouterr().err.split())
     assert "test" not in load_checkpoint(Path("all/all.safetensors")).facts
     drawn = ["--weights", "first", "--model", "first", "--label", "cats", "-n", 2]
     assert run_command("sample", "drawn.png", *drawn, "--backend", "reference") == 0
@@ -92,7 +94,7 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
         (["--attention", "lsh-1"], ("lsh-1", "elu"), False),
     ],
 )
-def test_train_takes_a_kind_of_attention(
+def test_train_accepts_each_kind_of_attention(
     photographs: Path, options: list[str], kind: tuple[str, str], draws: bool
 ) -> None:
     small = ["--images", photographs, "--size", 8, "--grey", "--layers", 1, "--width", 8,
@@ -104,7 +106,7 @@ def test_train_takes_a_kind_of_attention(
     assert Path("run/samples.png").exists() is draws
 
 
-def test_evaluate_reads_the_published_formats(
+def test_evaluate_reads_published_data_sets(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -114,9 +116,9 @@ def test_evaluate_reads_the_published_formats(
     save_tiny(tmp_path / "weights", "mnist", replace(GREY, height=28, width=28, classes=DIGITS))
     given = ["evaluate", "--weights", "weights", "--data-dir", "data"]
     assert run_command(*given, "--limit", 3) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("mnist on mnist: ")
-    assert "bits/dim" in said
+    output = capsys.readouterr().out
+    assert output.startswith("mnist on mnist: ")
+    assert "bits/dim" in output
     assert run_command(*given, "--record", "--limit", 3) == 1
     assert "leave --limit out" in capsys.readouterr().err
     assert run_command(*given, "--record") == 0
@@ -127,7 +129,7 @@ def test_evaluate_reads_the_published_formats(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_evaluate_judges_samples_and_keeps_how_to_draw(
+def test_evaluate_samples_and_set_defaults(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -150,20 +152,22 @@ def test_evaluate_judges_samples_and_keeps_how_to_draw(
         1,
     ]
     assert run_command(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--seed", 3) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("mnist on mnist, 4 samples, each class in turn, guidance 2, top_p 0.9,")
+    output = capsys.readouterr().out
+    assert output.startswith(
+        "mnist on mnist, 4 samples, each class in turn, guidance 2, top_p 0.9,"
+    )
     for figure in (
         "seeds from 3",
         "% are classified as their label",
         "Fréchet distance",
         "% outliers",
     ):
-        assert figure in said
+        assert figure in output
     assert load_checkpoint(path).defaults == before.defaults == SamplingDefaults()
     assert run_command(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--set-defaults") == 0
     assert load_checkpoint(path).defaults == SamplingDefaults(guidance=2.0, top_p=0.9)
     capsys.readouterr()
-    assert run_command(*given, "--label") == 0  # at its own
+    assert run_command(*given, "--label") == 0  # with the model's defaults
     assert "guidance 2, top_p 0.9," in capsys.readouterr().out
     assert run_command(*given, "--top-p", 0.8, "--set-defaults") == 0
     assert "4 samples, no label, top_p 0.8," in capsys.readouterr().out
@@ -176,7 +180,7 @@ def test_evaluate_judges_samples_and_keeps_how_to_draw(
     assert "samples must be 2 to 6" in capsys.readouterr().err
 
 
-def test_evaluate_judges_a_folder_s_pictures(
+def test_evaluate_samples_and_holes_with_a_folder_of_images(
     photographs: Path, own_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = tmp_path / "mine"
@@ -184,22 +188,22 @@ def test_evaluate_judges_a_folder_s_pictures(
     given = ["evaluate", "--weights", weights]
     assert run_command(*given, "--images", photographs, "--samples", 9, "--label") == 1
     assert "samples must be 2 to 2" in capsys.readouterr().err
-    assert not (own_cache / "judge").exists()  # refused before a classifier was trained
+    assert not (own_cache / "judge").exists()  # refused before the classifier is trained
     judged = [*given, "--images", photographs, "--epochs", 1]
     assert run_command(*judged, "--samples", 2, "--label") == 0
-    assert "2 samples, classes as the test images have them" in capsys.readouterr().out
+    assert "2 samples, classes in the test images' proportions" in capsys.readouterr().out
     assert run_command(*given, "--images", photographs / "cats", "--holes", 1) == 0
-    said = capsys.readouterr().out  # of a folder without classes, which no classifier learns from
-    assert "squared error" in said
-    assert "right" not in said
+    output = capsys.readouterr().out  # without classes there is no classifier
+    assert "squared error" in output
+    assert "right" not in output
 
 
-def test_import_refuses_what_it_cannot_read(
+def test_import_refuses_unreadable_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save({"model_state": {"predictor.bias": torch.zeros(3)}}, "part.pt")
     Path("text.pt").write_text("no checkpoint")
-    for file, out, says in (
+    for file, out, message in (
         ("part.pt", "model.safetensors", "its layers need"),
         ("text.pt", "model.safetensors", "text.pt"),
         ("none.pt", "model.safetensors", "there is no file"),
@@ -208,17 +212,17 @@ def test_import_refuses_what_it_cannot_read(
         assert run_command("import", file, out) == 1
         error = capsys.readouterr().err
         assert error.startswith("scanline: ")
-        assert says in error
+        assert message in error
     assert run_command("import", "part.pt", "model.safetensors", "--preset", "mnist") == 1
     assert "mnist-paper or cifar10-paper" in capsys.readouterr().err
     assert not Path("model.safetensors").exists()
 
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
-def test_a_command_needs_nobody_who_reads_it(
+def test_commands_work_with_a_closed_output(
     closed: str, photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the shell closed it, by ``>&-``."""
+    """A shell closes it with ``>&-``."""
     monkeypatch.setattr(sys, closed, None)
     run_command("train", "--images", photographs, "--size", 8, "--grey", "--layers", 1,
                 "--width", 8, "--heads", 2, "--batch", 2, "--steps", 1, "--processes", 1,
@@ -226,11 +230,11 @@ def test_a_command_needs_nobody_who_reads_it(
     assert (tmp_path / "run" / "run.safetensors").exists()
     assert run_command("sample", tmp_path / "a.png", "--weights", tmp_path / "run") == 0
     assert (tmp_path / "a.png").exists()
-    getattr(sys, closed).close()  # or its end would be warned of
+    getattr(sys, closed).close()  # avoids a ResourceWarning
 
 
-def test_training_needs_none_of_the_services_packages(photographs: Path, tmp_path: Path) -> None:
-    """A machine with a GPU may have torch and little else."""
+def test_training_works_without_the_service_s_packages(photographs: Path, tmp_path: Path) -> None:
+    """A GPU machine may have torch but not FastAPI."""
     for name in ("fastapi", "pydantic", "pydantic_settings", "starlette", "uvicorn"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError({name!r})\n")
     command = [sys.executable, "-m", "scanline.service", "train", "--images", photographs,
