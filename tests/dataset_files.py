@@ -1,4 +1,4 @@
-"""Shared by the tests of the data readers: small files in the published formats."""
+"""Small MNIST and CIFAR-10 files in the published formats, for tests."""
 
 import gzip
 import io
@@ -55,7 +55,7 @@ def cifar_batch(seed: int = 0) -> tuple[Bytes, Bytes, bytes]:
 
 
 def write_cifar(folder: Path, suffix: str = "") -> Bytes:
-    """Five training batches and a test batch; returns the training images."""
+    """Write five training batches and a test batch; return the training images."""
     folder.mkdir(parents=True, exist_ok=True)
     batches = [cifar_batch(seed=seed) for seed in range(6)]
     for i, (_, _, content) in enumerate(batches):
@@ -74,7 +74,7 @@ def write_archive(path: Path, members: dict[str, bytes]) -> None:
 
 
 def hide_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the data sets that lie on this machine from being found."""
+    """Hide the data sets of this machine."""
     for name in ("SCANLINE_DATA_DIR", "SCANLINE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(download, "__file__", "/nonexistent/checkout/model/data/download.py")

@@ -1,4 +1,4 @@
-"""Parts of a PNG, well-formed or not."""
+"""PNG chunks for tests of damaged and unusual files."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import zlib
 
 
 def png_chunk(kind: bytes, data: bytes) -> bytes:
-    """Write a chunk of a PNG."""
+    """Return a PNG chunk."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

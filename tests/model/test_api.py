@@ -1,4 +1,4 @@
-"""Drawing, completing and scoring over arrays: the server's bytes, without a server."""
+"""Python API: the same bytes as the server, and argument checks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def checkpoint(**defaults: float) -> Checkpoint:
     return Checkpoint("tiny", tiny_model(), {"defaults": defaults})
 
 
-def served(spec: GenerationSpec, backend: str) -> NDArray[np.uint8]:
+def draw_with_engine(spec: GenerationSpec, backend: str) -> NDArray[np.uint8]:
     """Draw with an engine, several images at once."""
     with running(create_decoder(tiny_model(), 6, backend)) as engine:
         generation = engine.queue.submit(spec)
@@ -53,31 +53,31 @@ def served(spec: GenerationSpec, backend: str) -> NDArray[np.uint8]:
     ],
     ids=str,
 )
-def test_pictures_are_those_of_the_engine_of_the_same_seed(
-    fields: dict[str, Any], backend: str
-) -> None:
-    theirs = served(GenerationSpec(n=5, seed=2**64 - 2, sampling=SamplingParams(**fields)), backend)
-    ours = draw(tiny_model(), 5, seed=2**64 - 2, slots=4, backend=backend, **fields)
-    assert ours.dtype == np.uint8
-    np.testing.assert_array_equal(ours, theirs)
+def test_draw_equals_the_engine(fields: dict[str, Any], backend: str) -> None:
+    expected = draw_with_engine(
+        GenerationSpec(n=5, seed=2**64 - 2, sampling=SamplingParams(**fields)), backend
+    )
+    drawn = draw(tiny_model(), 5, seed=2**64 - 2, slots=4, backend=backend, **fields)
+    assert drawn.dtype == np.uint8
+    np.testing.assert_array_equal(drawn, expected)
     for slots in (2, 64):
         other = draw(tiny_model(), 5, seed=2**64 - 2, slots=slots, backend=backend, **fields)
-        np.testing.assert_array_equal(other, theirs)
+        np.testing.assert_array_equal(other, expected)
 
 
-def test_a_random_label_is_the_engine_s_of_the_same_seed(backend: str) -> None:
-    theirs = served(
+def test_random_label_equals_the_engine(backend: str) -> None:
+    expected = draw_with_engine(
         GenerationSpec(n=6, seed=5, sampling=SamplingParams(random_label=True, guidance=2.0)),
         backend,
     )
-    ours = draw(tiny_model(), 6, seed=5, label="Random", guidance=2.0, backend=backend)
-    np.testing.assert_array_equal(ours, theirs)
+    drawn = draw(tiny_model(), 6, seed=5, label="Random", guidance=2.0, backend=backend)
+    np.testing.assert_array_equal(drawn, expected)
 
 
-def test_completions_are_those_of_the_engine_and_keep_what_is_known(backend: str) -> None:
-    chance = np.random.default_rng(0)
-    picture = chance.integers(0, 256, SHAPE, np.uint8)
-    known = chance.random(SHAPE[:2]) < 0.4
+def test_complete_equals_the_engine(backend: str) -> None:
+    rng = np.random.default_rng(0)
+    picture = rng.integers(0, 256, SHAPE, np.uint8)
+    known = rng.random(SHAPE[:2]) < 0.4
     known[:2] = True
     spec = GenerationSpec(
         n=3,
@@ -86,18 +86,18 @@ def test_completions_are_those_of_the_engine_and_keep_what_is_known(backend: str
         known=known.reshape(-1),
         sampling=SamplingParams(label=1, guidance=1.5),
     )
-    ours = complete(
+    drawn = complete(
         tiny_model(), picture, known, 3, seed=4, label="one", guidance=1.5, backend=backend
     )
-    np.testing.assert_array_equal(ours, served(spec, backend))
-    assert (ours[:, known] == picture[known]).all()
-    assert len({way.tobytes() for way in ours}) == 3
+    np.testing.assert_array_equal(drawn, draw_with_engine(spec, backend))
+    assert (drawn[:, known] == picture[known]).all()
+    assert len({way.tobytes() for way in drawn}) == 3
 
 
 @pytest.mark.parametrize("fields", [{}, {"label": 1, "guidance": 2.0}], ids=str)
-def test_completions_by_particles_are_those_of_the_engine(fields: dict[str, Any]) -> None:
-    chance = np.random.default_rng(0)
-    picture, known = chance.integers(0, 256, SHAPE, np.uint8), chance.random(SHAPE[:2]) < 0.4
+def test_complete_with_particles_equals_the_engine(fields: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    picture, known = rng.integers(0, 256, SHAPE, np.uint8), rng.random(SHAPE[:2]) < 0.4
     spec = GenerationSpec(
         n=4,
         seed=4,
@@ -105,17 +105,17 @@ def test_completions_by_particles_are_those_of_the_engine(fields: dict[str, Any]
         known=known.reshape(-1),
         sampling=SamplingParams(particles=3, **fields),
     )
-    theirs = served(spec, "native")
+    expected = draw_with_engine(spec, "native")
     for slots in (6, 13, 64):
-        ours = complete(
+        drawn = complete(
             tiny_model(), picture, known, 4, seed=4, particles=3, slots=slots, backend="native",
             **fields,
         )  # fmt: skip
-        np.testing.assert_array_equal(ours, theirs)
-    assert (theirs[:, known] == picture[known]).all()
+        np.testing.assert_array_equal(drawn, expected)
+    assert (expected[:, known] == picture[known]).all()
 
 
-def test_each_picture_may_have_its_own_label() -> None:
+def test_images_can_have_different_labels() -> None:
     mixed = draw(tiny_model(), 4, label=["a frog", None, 1, "2"])
     numbers = np.array([2, 0, 1, 2])
     for image, label in enumerate([2, None, 1, 2]):
@@ -127,7 +127,7 @@ def test_each_picture_may_have_its_own_label() -> None:
     )
 
 
-def test_a_checkpoint_s_own_guidance_and_top_p_hold_unless_others_are_named() -> None:
+def test_sampling_defaults_of_the_checkpoint_apply() -> None:
     own, plain = checkpoint(guidance=3.0, top_p=0.7), checkpoint()
     assert own.defaults == SamplingDefaults(3.0, 0.7)
 
@@ -145,7 +145,7 @@ def test_a_checkpoint_s_own_guidance_and_top_p_hold_unless_others_are_named() ->
     assert len({of(own, label=1), of(own, label=1, top_p=1.0), of(plain, label=1)}) == 3
 
 
-def test_scores_are_the_exact_bits_of_each_picture() -> None:
+def test_score_equals_the_network() -> None:
     pictures = np.random.default_rng(0).integers(0, 256, (20, *SHAPE), np.uint8)
     labels = [None, 0, "one", "a frog"] * 5
     bits = score(tiny_model(), pictures, labels)
@@ -157,7 +157,7 @@ def test_scores_are_the_exact_bits_of_each_picture() -> None:
     assert score(tiny_model(), pictures[:0]).shape == (0,)
 
 
-def test_scores_are_exact_where_the_caller_computes_in_less() -> None:
+def test_score_ignores_the_callers_autocast() -> None:
     model = tiny_model()
     pictures = draw(model, 2)
     with torch.autocast("cpu", torch.bfloat16):
@@ -165,22 +165,22 @@ def test_scores_are_exact_where_the_caller_computes_in_less() -> None:
     assert np.array_equal(rounded, score(model, pictures))
 
 
-def test_what_is_painted_comes_with_its_bits(backend: str) -> None:
+def test_generate_returns_bits_per_dim(backend: str) -> None:
     seen: list[int] = []
-    painted = generate(
+    generated = generate(
         tiny_model(), 5, label=2, guidance=2.0, slots=4, backend=backend, progress=seen.append
     )
     assert seen == [2, 2, 1]
-    exact = torch.from_numpy(score(tiny_model(), painted.images, 2))
-    assert_close(torch.from_numpy(painted.bits_per_dim), exact, PRECISION[backend])
+    exact = torch.from_numpy(score(tiny_model(), generated.images, 2))
+    assert_close(torch.from_numpy(generated.bits_per_dim), exact, PRECISION[backend])
     known = np.ones(SHAPE[:2], np.bool_)
-    again = generate(tiny_model(), 5, label=2, given=painted.images, known=known, backend=backend)
-    np.testing.assert_array_equal(again.images, painted.images)
+    again = generate(tiny_model(), 5, label=2, given=generated.images, known=known, backend=backend)
+    np.testing.assert_array_equal(again.images, generated.images)
     assert_close(torch.from_numpy(again.bits_per_dim), exact, PRECISION[backend])
 
 
-def test_given_pictures_come_with_what_is_known_of_them_and_one_each() -> None:
-    """Or one of the two would be forgotten, and something else drawn."""
+def test_given_needs_known_and_one_image_each() -> None:
+    """``given`` without ``known``, or the reverse, is rejected instead of ignored."""
     given = np.zeros((2, GREY.height, GREY.width, 1), np.uint8)
     known = np.ones((GREY.height, GREY.width), np.bool_)
     for fields in ({"given": given}, {"known": known}):
@@ -191,7 +191,7 @@ def test_given_pictures_come_with_what_is_known_of_them_and_one_each() -> None:
             generate(tiny_model(), n, given=given, known=known)
 
 
-def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
+def test_model_sources(
     tmp_path: Path,
 ) -> None:
     path = save_tiny(tmp_path)
@@ -204,7 +204,7 @@ def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "message"),
     [
         ({"n": 0}, "at least 1"),
         ({"seed": -1}, "seed must be"),
@@ -225,12 +225,12 @@ def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(fields: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_invalid_arguments_are_rejected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         draw(tiny_model(), **dict[str, Any](n=3) | fields)
 
 
-def test_whole_numbers_and_arrays_of_any_kind_are_taken() -> None:
+def test_any_integer_and_array_type_is_accepted() -> None:
     model = tiny_model()
     drawn = draw(model, 3, seed=5, label=1)
     for label in (np.int64(1), np.array(1), np.array([1, 1, 1], np.int8), [np.int64(1)] * 3):
@@ -252,9 +252,7 @@ def test_whole_numbers_and_arrays_of_any_kind_are_taken() -> None:
     assert np.array_equal(ways, complete(model, drawn[0], known, 2))
 
 
-def test_a_name_is_that_of_a_shipped_model_whatever_lies_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_never_refers_to_a_local_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("mnist", "own.safetensors"):
         Path(name).touch()
@@ -265,7 +263,7 @@ def test_a_name_is_that_of_a_shipped_model_whatever_lies_here(
         resolve_model("other")
 
 
-def test_pictures_of_another_kind_are_refused() -> None:
+def test_wrong_image_shape_or_dtype_is_rejected() -> None:
     right, known = np.zeros(SHAPE, np.uint8), np.ones(SHAPE[:2], np.bool_)
     wrong: list[Any] = [right[..., 0], right[1:], right.astype(np.int64)]
     for picture in wrong:
@@ -282,31 +280,31 @@ def test_pictures_of_another_kind_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("out", "why"),
+    ("out", "message"),
     [
         (".", r"is a folder: name a file in it, as .*samples\.png"),
         ("text/a.png", r"cannot be written \(.*\): name another file"),
         ("/proc/none/a.png", r"cannot be written \(.*\): name another file"),
     ],
 )
-def test_where_no_picture_can_be_written_none_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, why: str
+def test_unwritable_output_is_rejected_before_drawing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, message: str
 ) -> None:
     (tmp_path / "text").touch()
     monkeypatch.setattr("scanline.service.cli.grid.create_decoder", None)
-    with pytest.raises(ValueError, match=why):
+    with pytest.raises(ValueError, match=message):
         draw_grid(checkpoint(), GenerationSpec(n=1, seed=0), tmp_path / out, 1, "reference")
 
 
-def test_a_picture_is_written_into_a_fifo(tmp_path: Path) -> None:
+def test_image_is_written_to_a_fifo(tmp_path: Path) -> None:
     with read_fifo(tmp_path / "fifo") as read:
         for out in (tmp_path / "fifo", tmp_path / "file.png"):
             draw_grid(checkpoint(), GenerationSpec(n=1, seed=0), out, 1, "reference")
     assert read == [(tmp_path / "file.png").read_bytes()]
 
 
-def test_the_package_draws_and_scores_without_importing_torch_too_soon_nor_its_compiler() -> None:
-    """That import takes as long as the rest of torch's: of every start, for nothing."""
+def test_package_imports_torch_lazily() -> None:
+    """Importing torch's compiler would double the start-up time."""
     code = (
         "import sys, scanline.model.config, scanline.model as m\n"
         "assert 'torch' not in sys.modules\n"
@@ -322,19 +320,19 @@ def test_the_package_draws_and_scores_without_importing_torch_too_soon_nor_its_c
         scanline.model.generate  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_a_class_called_random_is_that_class() -> None:
+def test_class_named_random_takes_precedence() -> None:
     model = tiny_model(dataclasses.replace(GREY, classes=("Random", "one", "two")))
     named, numbered = (draw(model, 6, label=label) for label in ("random", 0))
     np.testing.assert_array_equal(named, numbered)
 
 
-def test_the_bits_are_those_of_the_particle_that_was_chosen() -> None:
+def test_bits_are_those_of_the_chosen_particle() -> None:
     picture = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
     known = np.ones(SHAPE[:2], np.bool_)
     known[2:4, 1:4] = False
-    painted = generate(
+    generated = generate(
         tiny_model(), 6, label=1, particles=5, known=known,
         given=np.broadcast_to(picture, (6, *SHAPE)),
     )  # fmt: skip
-    exact = torch.from_numpy(score(tiny_model(), painted.images, 1))
-    assert_close(torch.from_numpy(painted.bits_per_dim), exact, torch.float32)
+    exact = torch.from_numpy(score(tiny_model(), generated.images, 1))
+    assert_close(torch.from_numpy(generated.bits_per_dim), exact, torch.float32)

@@ -1,4 +1,4 @@
-"""Files that are whole at any time, and folders with one writer."""
+"""Atomic file writes and folder locks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conftest import read_fifo
 
 
 @pytest.mark.parametrize(("umask", "fresh"), [(0o022, 0o644), (0o077, 0o600)])
-def test_a_file_keeps_its_mode_and_a_new_one_has_the_umask_s(
+def test_existing_mode_is_kept_and_new_mode_follows_umask(
     tmp_path: Path, umask: int, fresh: int
 ) -> None:
     known = tmp_path / "known"
@@ -33,7 +33,7 @@ def test_a_file_keeps_its_mode_and_a_new_one_has_the_umask_s(
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path, there: bool) -> None:
+def test_symlink_is_kept_and_its_target_written(tmp_path: Path, there: bool) -> None:
     target, link = tmp_path / "elsewhere" / "file", tmp_path / "link"
     link.symlink_to(target)
     if there:
@@ -45,14 +45,14 @@ def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path, there: boo
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_a_fifo_is_written_into(tmp_path: Path) -> None:
+def test_fifo_is_written_directly(tmp_path: Path) -> None:
     with read_fifo(tmp_path / "fifo") as read:
         write_atomically(tmp_path / "fifo", b"through")
     assert read == [b"through"]
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+def test_failed_write_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     path = tmp_path / "file"
@@ -69,9 +69,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_could_not_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -81,7 +79,7 @@ def test_what_could_not_be_written_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
+def test_folder_lock_is_exclusive(tmp_path: Path) -> None:
     fcntl = pytest.importorskip("fcntl")
     other = os.open(tmp_path, os.O_RDONLY)
     with folder_lock(tmp_path), pytest.raises(BlockingIOError):

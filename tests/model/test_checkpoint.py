@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out, and anything else is refused with a sentence that helps."""
+"""Checkpoints: round trips, and helpful errors for everything else."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_round_trip(tmp_path: Path, fields: dict[str, Any]) -> None:
         assert torch.equal(loaded.model.bits(canvas), network.bits(canvas))
 
 
-def test_the_same_weights_in_another_network_are_another_one() -> None:
+def test_digest_depends_on_the_config() -> None:
     gelu = random_network(tiny_config(activation="gelu"))
     relu = LinearTransformer(tiny_config(activation="relu"))
     relu.load_state_dict(gelu.state_dict())
@@ -73,7 +73,7 @@ def test_half_precision_weights_load_as_float32(tmp_path: Path) -> None:
         assert tensor.dtype == torch.float32
 
 
-def test_what_is_set_of_torch_changes_no_network_and_reading_one_no_chance(tmp_path: Path) -> None:
+def test_loading_is_independent_of_torch_state_and_preserves_it(tmp_path: Path) -> None:
     path, network = saved(tmp_path)
     before = torch.get_rng_state()
     torch.set_default_dtype(torch.bfloat16)
@@ -92,7 +92,7 @@ def test_what_is_set_of_torch_changes_no_network_and_reading_one_no_chance(tmp_p
         assert torch.equal(mine, theirs), name
 
 
-def test_saving_makes_the_folder_and_replaces_the_old_file(tmp_path: Path) -> None:
+def test_saving_creates_the_folder_and_replaces_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "net.safetensors"
     for steps in (1, 2):
         save_checkpoint(path, LinearTransformer(tiny_config()), {"steps": steps})
@@ -108,7 +108,7 @@ def rewritten(
     change: Callable[[dict[str, Tensor]], object] = lambda tensors: None,
     **metadata: str,
 ) -> None:
-    """Write the checkpoint again with other tensors or metadata."""
+    """Rewrite a checkpoint with other tensors or metadata."""
     with safetensors.safe_open(path, framework="pt") as file:
         before = dict(file.metadata())
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -116,13 +116,13 @@ def rewritten(
     safetensors.torch.save_file(tensors, path, before | metadata)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*/nowhere"):
         load_checkpoint(tmp_path / "nowhere.safetensors")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.999])
-def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
+def test_truncated_file_is_rejected(tmp_path: Path, share: float) -> None:
     path, _ = saved(tmp_path)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
@@ -131,19 +131,19 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
 
 
 @pytest.mark.parametrize("content", [b"hello", b"\x89PNG\r\n\x1a\n" + bytes(100), bytes(4096)])
-def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_other_file_type_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "odd.safetensors"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="damaged or not a safetensors file"):
         load_checkpoint(path)
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
+def test_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is a folder: pass the file"):
         load_checkpoint(tmp_path)
 
 
-def test_foreign_safetensors_are_refused(tmp_path: Path) -> None:
+def test_foreign_safetensors_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "foreign.safetensors"
     for metadata in (None, {"format": "pt"}, {"format": "scanline/99"}):
         safetensors.torch.save_file({"weight": torch.ones(2)}, path, metadata)
@@ -163,7 +163,7 @@ def test_foreign_safetensors_are_refused(tmp_path: Path) -> None:
     ],
     ids=lambda config: config[:50],
 )  # fmt: skip
-def test_a_bad_config_is_refused(tmp_path: Path, config: str) -> None:
+def test_invalid_config_is_rejected(tmp_path: Path, config: str) -> None:
     path, _ = saved(tmp_path)
     rewritten(path, config=config)
     with pytest.raises(CheckpointError, match="has invalid metadata"):
@@ -171,10 +171,10 @@ def test_a_bad_config_is_refused(tmp_path: Path, config: str) -> None:
 
 
 @pytest.mark.parametrize("sizes", [{"d_model": 8192, "d_ff": 65536}, {}], ids=["wide", "deep"])
-def test_sizes_of_a_config_alone_take_no_memory(
+def test_large_config_sizes_allocate_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]
 ) -> None:
-    """A file of a few bytes may say that its network has gigabytes: it is refused before that."""
+    """A small file whose config has gigabytes of weights is rejected before allocation."""
     path, network = saved(tmp_path)
     config = network.config.to_dict() | {"n_layers": 256} | sizes
     rewritten(path, config=json.dumps(config))
@@ -221,14 +221,14 @@ def test_weights_of_other_dtypes_are_read_as_float32(
     ],
     ids=lambda facts: facts[:50],
 )  # fmt: skip
-def test_bad_facts_are_refused(tmp_path: Path, facts: str) -> None:
+def test_invalid_facts_are_rejected(tmp_path: Path, facts: str) -> None:
     path, _ = saved(tmp_path)
     rewritten(path, facts=facts)
     with pytest.raises(CheckpointError, match="has invalid metadata"):
         load_checkpoint(path)
 
 
-def test_no_config_at_all_is_refused(tmp_path: Path) -> None:
+def test_missing_config_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "bare.safetensors"
     safetensors.torch.save_file({"weight": torch.ones(2)}, path, {"format": FORMAT})
     with pytest.raises(CheckpointError, match="has invalid metadata"):
@@ -236,7 +236,7 @@ def test_no_config_at_all_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
+def test_non_finite_weights_are_rejected(tmp_path: Path, value: float) -> None:
     path, _ = saved(tmp_path)
     rewritten(path, lambda tensors: tensors["norm.bias"].__setitem__(3, value))
     with pytest.raises(
@@ -245,7 +245,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -
         load_checkpoint(path)
 
 
-def test_the_default_is_read_without_the_weights_of_others(tmp_path: Path) -> None:
+def test_default_model_is_found_without_reading_other_weights(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "a.safetensors", random_network(tiny_config(height=9)), {})
     save_checkpoint(tmp_path / "b.safetensors", random_network(tiny_config()), {})
     rewritten(tmp_path / "a.safetensors", lambda tensors: tensors.pop("norm.bias"))
@@ -254,7 +254,7 @@ def test_the_default_is_read_without_the_weights_of_others(tmp_path: Path) -> No
         load_checkpoints(tmp_path)
 
 
-def test_a_wrong_shape_is_refused(tmp_path: Path) -> None:
+def test_wrong_shape_is_rejected(tmp_path: Path) -> None:
     path, _ = saved(tmp_path)
     rewritten(path, lambda tensors: tensors.update({"norm.bias": torch.zeros(17)}))
     with pytest.raises(CheckpointError, match=r"norm.bias has shape \[17\], expected \[16\]"):
@@ -268,26 +268,26 @@ def test_missing_and_unknown_tensors_are_named(tmp_path: Path) -> None:
         load_checkpoint(path)
 
 
-def test_a_folders_checkpoints_by_name(tmp_path: Path) -> None:
+def test_find_and_load_checkpoints_by_name(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / f"{name}.safetensors").touch()
     (tmp_path / "a.md").touch()
     assert find_checkpoints(tmp_path) == {n: tmp_path / f"{n}.safetensors" for n in "ab"}
     (tmp_path / "nothing").mkdir()
-    for folder, why in (
+    for folder, message in (
         ("nothing", r"no .*safetensors in .* `scanline train mnist"),
         ("absent", "there is no folder .*absent"),
         ("a.md/b", "cannot be read: Not a directory"),
     ):
-        with pytest.raises(CheckpointError, match=why):
+        with pytest.raises(CheckpointError, match=message):
             find_checkpoints(tmp_path / folder)
 
 
-def test_a_file_that_may_not_be_read_is_not_called_absent(
+def test_unreadable_file_is_not_reported_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise FileNotFoundError  # which is what safetensors makes of a refusal
+        raise FileNotFoundError  # what safetensors raises if permission is denied
 
     save_checkpoint(tmp_path / "a.safetensors", random_network(tiny_config()), {})
     monkeypatch.setattr("safetensors.safe_open", refuse)
@@ -297,7 +297,7 @@ def test_a_file_that_may_not_be_read_is_not_called_absent(
         load_checkpoint(tmp_path / "b.safetensors")
 
 
-def test_a_file_beside_a_model_that_bears_its_name_is_none(tmp_path: Path) -> None:
+def test_hidden_files_are_ignored(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "a.safetensors", random_network(tiny_config()), {})
     (tmp_path / "._a.safetensors").write_bytes(b"what macOS puts there")
     assert list(find_checkpoints(tmp_path)) == ["a"]
@@ -307,7 +307,7 @@ def test_a_file_beside_a_model_that_bears_its_name_is_none(tmp_path: Path) -> No
         find_checkpoints(tmp_path / "a.safetensors")
 
 
-def test_the_default_is_the_model_of_the_fewest_steps(tmp_path: Path) -> None:
+def test_default_model_has_the_fewest_steps(tmp_path: Path) -> None:
     for name, sizes in (
         ("a", {"height": 5}), ("b", {"height": 4}), ("c", {"height": 4}),
         ("d", {"height": 2, "channels": 3, "order": "subpixel"}),

@@ -1,4 +1,4 @@
-"""The description of a network: what is allowed, what follows from it, and the presets."""
+"""Model config: validation, derived properties and presets."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.conftest import tiny_config
     [*PRESETS.values(), tiny_config(classes=("a", "b"), start="given", input="previous")],
     ids=str,
 )
-def test_survives_json(config: ModelConfig) -> None:
+def test_json_round_trip(config: ModelConfig) -> None:
     assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_is_frozen_and_hashable() -> None:
+def test_config_is_frozen_and_hashable() -> None:
     config = tiny_config()
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.height = 9  # type: ignore[misc]
@@ -32,7 +32,7 @@ def test_is_frozen_and_hashable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         *(
             ({name: value}, f"{name} must be 1 to")
@@ -70,15 +70,15 @@ def test_is_frozen_and_hashable() -> None:
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_invalid_config_is_rejected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         tiny_config(**fields)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         ModelConfig.from_dict(tiny_config().to_dict() | fields)
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"colour": 1, "banana": 2}, "unknown config fields: banana, colour"),
         ({"height": "28"}, "height must be an integer, not '28'"),
@@ -93,18 +93,18 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, Any], says: str) -> No
     ],
     ids=str,
 )
-def test_fields_of_the_wrong_kind_are_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_fields_of_the_wrong_type_are_rejected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ModelConfig.from_dict(tiny_config().to_dict() | fields)
 
 
-def test_a_missing_size_is_refused() -> None:
+def test_missing_size_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"incomplete config: .*'width'"):
         ModelConfig.from_dict({"height": 3})
 
 
 @pytest.mark.parametrize("fields", [[], ["height"], None, 3, "height"], ids=repr)
-def test_what_is_no_dictionary_is_refused(fields: Any) -> None:
+def test_non_dictionary_is_rejected(fields: Any) -> None:
     with pytest.raises(ValueError, match="a config must be a dictionary of fields"):
         ModelConfig.from_dict(fields)
 
@@ -121,7 +121,7 @@ def test_what_is_no_dictionary_is_refused(fields: Any) -> None:
     ],
     ids=str,
 )
-def test_what_follows_from_the_fields(
+def test_derived_properties(
     fields: dict[str, Any],
     steps: int,
     step_channels: int,
@@ -138,11 +138,11 @@ def test_what_follows_from_the_fields(
     assert (config.head_size, config.dims) == (8, config.values)
 
 
-def test_a_given_value_is_no_dimension() -> None:
+def test_given_first_value_is_not_a_dimension() -> None:
     assert tiny_config(input="previous", start="given").dims == 19
 
 
-def test_the_neighbours_are_seventeen_and_earlier() -> None:
+def test_neighbours_are_17_and_causal() -> None:
     assert len(set(NEIGHBOURS)) == 17
     assert all(row < 0 or (row == 0 and column < 0) for row, column in NEIGHBOURS)
     assert {row for row, _ in NEIGHBOURS} == {0, -1, -2}
@@ -152,7 +152,7 @@ def test_the_neighbours_are_seventeen_and_earlier() -> None:
 @pytest.mark.parametrize(
     ("name", "steps", "layers"), [("mnist-paper", 784, 8), ("cifar10-paper", 3072, 16)]
 )
-def test_paper_presets_are_the_authors_networks(name: str, steps: int, layers: int) -> None:
+def test_paper_presets_match_the_authors_networks(name: str, steps: int, layers: int) -> None:
     config = PRESETS[name]
     assert (config.steps, config.n_layers, config.n_heads) == (steps, layers, 8)
     assert (config.d_model, config.d_ff, config.head_size) == (256, 1024, 32)
@@ -179,15 +179,13 @@ def test_paper_presets_are_the_authors_networks(name: str, steps: int, layers: i
     assert shapes == expected
     one_layer = 4 * (256 * 256 + 256) + 2 * 256 * 1024 + 1024 + 256 + 4 * 256
     theirs = 256 * 128 + layers * one_layer + 2 * 256 + 30 * 256 + 30
-    assert sum(p.numel() for p in network.parameters()) == theirs + 256  # and our start vector
+    assert sum(p.numel() for p in network.parameters()) == theirs + 256  # plus our start vector
 
 
 @pytest.mark.parametrize(
     ("name", "size", "classes"), [("mnist", (28, 28, 1), 10), ("cifar10", (32, 32, 3), 10)]
 )
-def test_our_presets_draw_pixels_of_known_classes(
-    name: str, size: tuple[int, int, int], classes: int
-) -> None:
+def test_shipped_presets(name: str, size: tuple[int, int, int], classes: int) -> None:
     config = PRESETS[name]
     assert (config.height, config.width, config.channels) == size
     assert (config.order, config.norm, config.activation) == ("pixel", "pre", "gelu")
@@ -196,12 +194,12 @@ def test_our_presets_draw_pixels_of_known_classes(
     assert config.steps == config.pixels
 
 
-def test_a_class_is_found_by_its_name_and_in_other_letters_where_only_one_can_be_meant() -> None:
+def test_class_index_by_name_or_number() -> None:
     letters = tiny_config(classes=("A", "B", "a", "Frog"))
     assert [letters.class_index(name) for name in ("A", "a", " b ", "frog", "3", 1)] == [
         0, 2, 1, 3, 3, 1,
     ]  # fmt: skip
-    accents = tiny_config(classes=("U\u0308n", " cat", "cat"))  # as macOS unpacks it
+    accents = tiny_config(classes=("U\u0308n", " cat", "cat"))  # decomposed, as macOS writes it
     assert [accents.class_index(name) for name in ("\u00dcn", "\u00fcn", " cat", "cat")] == [
         0, 0, 1, 2,
     ]  # fmt: skip
@@ -215,8 +213,8 @@ def test_a_class_is_found_by_its_name_and_in_other_letters_where_only_one_can_be
         numbers.class_index("0")
 
 
-def test_no_more_accents_are_put_in_order_than_a_name_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's time for it grows as the square of their number: ten minutes for a form's text."""
+def test_long_labels_are_not_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Normalisation takes quadratic time in the number of accents."""
     ordered: list[int] = []
 
     def normalize(form: str, text: str) -> str:
@@ -226,9 +224,9 @@ def test_no_more_accents_are_put_in_order_than_a_name_has(monkeypatch: pytest.Mo
     monkeypatch.setattr(unicodedata, "normalize", normalize)
     with pytest.raises(ValueError, match="no class"):
         tiny_config(classes=("a",)).class_index("a" + "\u0345\u0334" * 10_000)
-    assert max(ordered) == 1  # the class's own
+    assert max(ordered) == 1  # the class name itself
 
 
-def test_a_class_has_a_name_that_can_be_sent() -> None:
+def test_class_name_must_be_utf8() -> None:
     with pytest.raises(ValueError, match=r"'caf\\udce9' is not valid UTF-8: rename its folder"):
         tiny_config(classes=("tea", "caf\udce9"))

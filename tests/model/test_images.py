@@ -1,4 +1,4 @@
-"""Pictures in and out."""
+"""Decoding uploads to canvases, and encoding images."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def canvas_of(data: bytes, colour: bool = False, fit: Fit = "exact") -> Any:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fit", get_args(Fit))
-def test_every_mode_and_shape_is_fitted_or_refused_in_words(mode: str, fit: Fit) -> None:
+def test_every_mode_and_size_is_fitted_or_rejected(mode: str, fit: Fit) -> None:
     for config in (GREY, COLOUR):
         for size in ((5, 6), (3, 4), (1, 1), (300, 1), (1, 300)):
             same = size == (config.width, config.height)
@@ -52,18 +52,18 @@ def test_every_mode_and_shape_is_fitted_or_refused_in_words(mode: str, fit: Fit)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "GIF", "WEBP"])
-def test_a_lossless_format_gives_the_very_values(kind: str) -> None:
+def test_lossless_formats_keep_values(kind: str) -> None:
     options = {"lossless": True} if kind == "WEBP" else {}
     for config in (GREY, COLOUR):
         if config is COLOUR and kind == "GIF":
-            continue  # a palette: not all colours are there
+            continue  # palette without all colours
         picture = random_picture(config)
         data = canvas_of(encode(picture, kind, **options), config is COLOUR)
         expected = np.asarray(picture).reshape(config.pixels, config.channels)
         np.testing.assert_array_equal(data, expected)
 
 
-def test_grey_colour_and_palette_say_the_same() -> None:
+def test_grey_colour_and_palette_are_equivalent() -> None:
     grey = random_picture(GREY)
     expected = np.asarray(grey).reshape(-1, 1)
     for mode in ("L", "LA", "RGB", "RGBA", "P"):
@@ -73,7 +73,7 @@ def test_grey_colour_and_palette_say_the_same() -> None:
     np.testing.assert_array_equal(one_bit, np.asarray(two).reshape(-1, 1))
 
 
-def test_sixteen_bits_are_scaled_not_cut_off() -> None:
+def test_16_bits_are_scaled_not_clipped() -> None:
     values = np.linspace(0, 65_535, GREY.pixels).astype(np.uint16)
     picture = Picture.fromarray(values.reshape(GREY.height, GREY.width))
     for kind in ("PNG", "PPM"):
@@ -93,7 +93,7 @@ def test_sixteen_bits_are_scaled_not_cut_off() -> None:
     np.testing.assert_array_equal(canvas[:, 0], expected)
 
 
-def test_32_bits_are_refused() -> None:
+def test_32_bits_are_rejected() -> None:
     for dtype in (np.int32, np.float32):
         picture = Picture.fromarray(np.zeros((6, 5), dtype))
         with pytest.raises(ImageError, match="8 or 16 bits"):
@@ -101,7 +101,7 @@ def test_32_bits_are_refused() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_photograph_is_turned_the_way_up_that_its_exif_says(orientation: int) -> None:
+def test_exif_orientation_is_applied(orientation: int) -> None:
     upright = random_picture(GREY)
     turn = {
         2: Picture.Transpose.FLIP_LEFT_RIGHT, 3: Picture.Transpose.ROTATE_180,
@@ -116,7 +116,7 @@ def test_a_photograph_is_turned_the_way_up_that_its_exif_says(orientation: int) 
     np.testing.assert_array_equal(data, np.asarray(upright).reshape(-1, 1))
 
 
-def test_transparency_counts_in_every_form_it_takes() -> None:
+def test_every_form_of_transparency_is_recognised() -> None:
     grey = Picture.new("L", (5, 6), 9)
     grey.putpixel((0, 0), 200)
     hole = Picture.new("L", (5, 6), 255)
@@ -142,16 +142,16 @@ def test_transparency_counts_in_every_form_it_takes() -> None:
     "exif", [b"", b"Exif\0\0", b"MM\0*\0\0", b"II*\0\xff\xff\xff\xff", bytes(99)]
 )
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")  # Pillow's, which a command leaves out
-def test_a_picture_with_damaged_exif_is_read_as_it_stands(kind: str, exif: bytes) -> None:
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")  # from Pillow
+def test_damaged_exif_is_ignored(kind: str, exif: bytes) -> None:
     picture = random_picture(GREY)
     plain, damaged = (canvas_of(encode(picture, kind, **more)) for more in ({}, {"exif": exif}))
     np.testing.assert_array_equal(damaged, plain)
 
 
 @pytest.mark.parametrize(("bits", "second"), [(1, 0), (2, 170), (4, 238), (8, 254), (16, 255)])
-def test_a_png_of_any_depth_has_its_transparent_value(bits: int, second: int) -> None:
-    """Which Pillow leaves as it stands in the file, where it scales the others."""
+def test_transparent_value_of_a_png_of_any_depth(bits: int, second: int) -> None:
+    """Pillow scales the pixels to 8 bits, but not the transparent value."""
     top = 2**bits - 1
     values = np.zeros((6, 5), ">u2")
     values[0, 0], values[0, 1] = top, top - 1
@@ -169,7 +169,7 @@ def test_a_png_of_any_depth_has_its_transparent_value(bits: int, second: int) ->
     assert canvas.ravel().tolist() == [0, second] + [0] * 28
 
 
-def test_a_colour_of_16_bits_is_transparent_too() -> None:
+def test_transparent_16_bit_colour() -> None:
     values = np.full((6, 5, 3), 0x1234, ">u2")
     values[2, 3] = clear = (0x0100, 0x0200, 0x0300)
     data = png_of(16, 2, [line.tobytes() for line in values], struct.pack(">3H", *clear))
@@ -178,7 +178,7 @@ def test_a_colour_of_16_bits_is_transparent_too() -> None:
 
 
 def png_of(bits: int, colours: int, lines: list[bytes], clear: bytes) -> bytes:
-    """Write a PNG of 5 × 6 pixels as Pillow does not."""
+    """Write a PNG of 5 × 6 pixels in a form that Pillow cannot write."""
     parts = (
         (b"IHDR", struct.pack(">IIBBBBB", 5, 6, bits, colours, 0, 0, 0)), (b"tRNS", clear),
         (b"IDAT", zlib.compress(b"".join(b"\0" + line for line in lines))), (b"IEND", b""),
@@ -186,7 +186,7 @@ def png_of(bits: int, colours: int, lines: list[bytes], clear: bytes) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(kind, data) for kind, data in parts)
 
 
-def test_half_transparent_pixels_are_known_and_darker() -> None:
+def test_half_transparent_pixels_are_known_and_blended() -> None:
     picture = Picture.new("LA", (5, 6), (200, 128))
     picture.putpixel((4, 5), (200, 0))
     canvas, known = read_masked_image(io.BytesIO(encode(picture)), None, None, "exact", GREY)
@@ -194,19 +194,19 @@ def test_half_transparent_pixels_are_known_and_darker() -> None:
     assert set(canvas.ravel()[:29].tolist()) == {100}
 
 
-def test_transparency_is_laid_on_black() -> None:
+def test_transparent_pixels_are_black() -> None:
     for mode in ("LA", "RGBA"):
         half = Picture.new("LA", (2, 1), (200, 128))
         half.putpixel((1, 0), (200, 0))
         assert flatten_alpha(half.convert(mode))[0, :, 0].tolist() == [100, 0]
 
 
-def test_what_is_known_comes_from_rows_then_mask_then_the_picture() -> None:
+def test_known_pixels_come_from_rows_then_mask_then_alpha() -> None:
     holes = Picture.new("LA", (5, 6), (7, 255))
     holes.putpixel((0, 0), (0, 0))
     mask = Picture.new("LA", (5, 6), (0, 255))
     mask.putpixel((1, 0), (0, 0))
-    mask.putpixel((2, 0), (0, 1))  # not wholly transparent: kept
+    mask.putpixel((2, 0), (0, 1))  # partly transparent: known
 
     def known(rows: int | None, with_mask: bool) -> list[int]:
         file = io.BytesIO(encode(mask)) if with_mask else None
@@ -223,10 +223,8 @@ def test_what_is_known_comes_from_rows_then_mask_then_the_picture() -> None:
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 @pytest.mark.parametrize("fit", ["cover", "contain"])
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_mask_of_the_pictures_own_size_is_fitted_with_it(
-    kind: str, fit: Fit, turned: bool
-) -> None:
-    """As what is cut out of the picture is, also where a JPEG is decoded smaller or turned."""
+def test_mask_of_the_images_size_is_fitted_with_it(kind: str, fit: Fit, turned: bool) -> None:
+    """Also if a JPEG is decoded at a smaller size or turned."""
     picture = Picture.new("L", (80, 72), 90)
     mask = Picture.new("LA", picture.size, (0, 255))
     mask.paste((0, 0), (20, 30, 40, 50))
@@ -234,14 +232,14 @@ def test_a_mask_of_the_pictures_own_size_is_fitted_with_it(
     cut.putalpha(mask.getchannel("A"))
     exif = Picture.Exif()
     if turned:
-        exif[0x0112] = 6  # lies on its side
+        exif[0x0112] = 6  # rotated by 90°
         picture = picture.transpose(Picture.Transpose.ROTATE_90)
     sent = io.BytesIO(encode(picture, kind, exif=exif))
     _, known = read_masked_image(sent, io.BytesIO(encode(mask)), None, fit, GREY)
     _, expected = read_masked_image(io.BytesIO(encode(cut)), None, None, fit, GREY)
     assert known.tolist() == expected.tolist()
     assert 0 < known.sum() < known.size
-    # As one of over 4 megapixels has to be.
+    # As required for more than 4 megapixels.
     smaller = mask.resize((40, 36), Picture.Resampling.NEAREST)
     sent.seek(0)
     _, known = read_masked_image(sent, io.BytesIO(encode(smaller)), None, fit, GREY)
@@ -251,7 +249,7 @@ def test_a_mask_of_the_pictures_own_size_is_fitted_with_it(
         read_masked_image(io.BytesIO(encode(picture, kind, exif=exif)), other, None, fit, GREY)
 
 
-def test_a_smaller_mask_may_have_lost_what_its_sides_lose_as_they_are_rounded() -> None:
+def test_smaller_mask_with_rounded_sides_is_accepted() -> None:
     picture = encode(Picture.new("L", (81, 73), 90))
     for size in ((40, 36), (41, 37), (20, 18)):
         clear = io.BytesIO(encode(Picture.new("LA", size)))
@@ -262,7 +260,7 @@ def test_a_smaller_mask_may_have_lost_what_its_sides_lose_as_they_are_rounded() 
             read_masked_image(io.BytesIO(picture), clear, None, "cover", GREY)
 
 
-def test_cover_crops_the_middle_and_contain_leaves_a_border() -> None:
+def test_cover_crops_and_contain_pads() -> None:
     wide = Picture.new("L", (100, 12), 50)
     wide.paste(250, (30, 0, 70, 12))
     covered = canvas_of(encode(wide), fit="cover").reshape(6, 5)
@@ -275,15 +273,13 @@ def test_cover_crops_the_middle_and_contain_leaves_a_border() -> None:
 
 @pytest.mark.parametrize("fit", ["cover", "contain"])
 @pytest.mark.parametrize("config", [GREY, COLOUR], ids=["grey", "colour"])
-def test_a_hole_in_a_larger_picture_is_as_large_and_leaves_no_trace_beside_it(
-    config: ModelConfig, fit: Fit
-) -> None:
+def test_hole_of_a_larger_image_is_scaled_with_it(config: ModelConfig, fit: Fit) -> None:
     hole = np.zeros((config.height, config.width), bool)
     hole[2:4, 1:4] = True
     cut = random_picture(config)
     cut.putalpha(Picture.fromarray(np.where(hole, 0, 255).astype(np.uint8)))
     large = cut.resize((4 * config.width, 4 * config.height), Picture.Resampling.NEAREST)
-    large.putpixel((0, 0), (0,) * len(large.getbands()))  # a part of the first pixel
+    large.putpixel((0, 0), (0,) * len(large.getbands()))  # part of the first pixel
     expected, _ = read_masked_image(io.BytesIO(encode(cut)), None, None, "exact", config)
     canvas, known = read_masked_image(io.BytesIO(encode(large)), None, None, fit, config)
     hole[0, 0] = True
@@ -291,7 +287,7 @@ def test_a_hole_in_a_larger_picture_is_as_large_and_leaves_no_trace_beside_it(
     np.testing.assert_array_equal(canvas[known], expected[known])
 
 
-def test_what_contain_leaves_of_a_picture_with_a_hole_is_drawn_too() -> None:
+def test_padding_of_contain_is_drawn_too() -> None:
     wide = Picture.new("LA", (100, 60), (90, 255))
     wide.paste((0, 0), (0, 0, 20, 20))
     _, known = read_masked_image(io.BytesIO(encode(wide)), None, None, "contain", GREY)
@@ -301,8 +297,8 @@ def test_what_contain_leaves_of_a_picture_with_a_hole_is_drawn_too() -> None:
     assert kept[3:5].all()
 
 
-def test_damaged_files_of_every_format_are_refused_in_words() -> None:
-    """Break thousands of files in all ways: each is read, or a ``ImageError``, never a bug."""
+def test_damaged_files_raise_only_image_errors() -> None:
+    """Thousands of corrupted files either load or raise ``ImageError``."""
     draw = random.Random(0)
     exif = Picture.Exif()
     exif[0x0112], exif[0x010E] = 6, "hello"
@@ -340,19 +336,19 @@ def test_damaged_files_of_every_format_are_refused_in_words() -> None:
     assert min(outcomes.values()) > 100, outcomes
 
 
-def test_a_grid_is_near_square_and_enlarges_by_whole_pixels() -> None:
+def test_image_grid_shape_and_scale() -> None:
     images = [np.full((GREY.pixels, 1), 10 * j, np.uint8) for j in range(7)]
     grid = Picture.open(io.BytesIO(to_grid(images, GREY, scale=3)))
     assert grid.size == (3 * (3 * 7 - 2), 3 * (3 * 8 - 2))
     values = np.asarray(grid)
     assert np.unique(values).tolist() == [0, 10, 20, 30, 40, 50, 60, 96]
     assert (values[: 3 * 6, 3 * 7 : 3 * 12] == 10).all()
-    assert (values[-3 * 6 :, -3 * 5 :] == 96).all()  # nothing there
+    assert (values[-3 * 6 :, -3 * 5 :] == 96).all()  # empty cells
     one = to_grid(images[:1], GREY)
     np.testing.assert_array_equal(decode_png(one, GREY), images[0])
 
 
-def test_png_gives_back_what_went_in() -> None:
+def test_png_round_trip() -> None:
     for config in (GREY, COLOUR):
         pixels = np.asarray(random_picture(config)).reshape(config.pixels, config.channels)
         np.testing.assert_array_equal(decode_png(to_png(pixels, config), config), pixels)

@@ -1,4 +1,4 @@
-"""An image's uniforms: the same for ever, strictly inside (0, 1), and of no other image."""
+"""Uniforms: constant for ever, strictly inside (0, 1), and independent between images."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def test_a_whole_image_never_changes() -> None:
 
 
 @pytest.mark.parametrize("words", [0, 2**41 - 1, 2**63, MAX_SEED - 2**41, MAX_SEED])
-def test_inside_zero_and_one_whatever_the_generator_gives(
-    words: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uniforms_are_inside_zero_and_one(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Constant:
         def __init__(self, key: int, counter: int) -> None:
             pass
@@ -63,32 +61,32 @@ def test_inside_zero_and_one_whatever_the_generator_gives(
 
 @pytest.mark.parametrize("draws", [1, 3, 4])
 @pytest.mark.parametrize(("seed", "particle"), [(7, 0), (MAX_SEED, 5), (0, MAX_SEED)])
-def test_a_pixel_has_the_uniforms_that_it_has_in_its_image(
-    seed: int, particle: int, draws: int
-) -> None:
+def test_pixel_noise_is_a_row_of_image_noise(seed: int, particle: int, draws: int) -> None:
     whole = image_noise(seed, 30, draws, particle)
     for pixel in range(30):
         assert np.array_equal(pixel_noise(seed, pixel, draws, particle), whole[pixel])
 
 
-def test_particles_share_nothing() -> None:
+def test_particles_are_independent() -> None:
     rows = np.stack([image_noise(3, 10_000, 2, particle).ravel() for particle in range(4)])
     correlations = np.corrcoef(rows) - np.eye(4)
     assert np.abs(correlations).max() < 4.5 / np.sqrt(20_000)
 
 
-def test_uniform() -> None:
-    """Kolmogorov's distance over 200,000 numbers; 0.0044 is its one-in-a-thousand point."""
+def test_distribution_is_uniform() -> None:
+    """Kolmogorov-Smirnov distance of 200,000 numbers; 0.0044 has a p-value of 0.001."""
     values = np.sort(image_noise(11, 100_000, 2).ravel().astype(np.float64))
     steps = np.arange(1, values.size + 1) / values.size
     assert np.abs(values - steps).max() < 0.0044
     counts, _ = np.histogram(values, 64, (0, 1))
     expected = values.size / 64
-    assert ((counts - expected) ** 2 / expected).sum() < 110  # χ² of 63, one in 5,000
+    assert (
+        (counts - expected) ** 2 / expected
+    ).sum() < 110  # χ² with 63 degrees of freedom, p = 1/5,000
 
 
 def test_images_are_independent() -> None:
-    """Seeds beside each other, and far apart, share nothing: correlations of 20,000 numbers."""
+    """Correlations of 20,000 numbers, for adjacent and distant seeds."""
     seeds = [0, 1, 2, 3, 2**32, 2**63, MAX_SEED]
     rows = np.stack([image_noise(seed, 10_000, 2).ravel() for seed in seeds])
     correlations = np.corrcoef(rows) - np.eye(len(seeds))
@@ -97,27 +95,27 @@ def test_images_are_independent() -> None:
     assert abs(along) < 4.5 / np.sqrt(20_000)
 
 
-def test_a_longer_image_begins_the_same() -> None:
+def test_noise_does_not_depend_on_the_image_length() -> None:
     assert np.array_equal(image_noise(5, 10, 3), image_noise(5, 20, 3)[:10])
 
 
-def test_images_of_a_request_have_the_seeds_after_its_own() -> None:
+def test_image_seeds_are_consecutive() -> None:
     assert image_seed(40, 2) == 42
     assert image_seed(0, 0) == 0
     assert image_seed(MAX_SEED, 0) == MAX_SEED
-    assert image_seed(MAX_SEED, 1) == 0  # wraps
+    assert image_seed(MAX_SEED, 1) == 0  # wraps around
     assert image_seed(MAX_SEED - 1, 5) == 3
     assert len({image_seed(MAX_SEED - 10, index) for index in range(50)}) == 50
 
 
 @pytest.mark.parametrize("seed", [-1, MAX_SEED + 1, 2**70])
-def test_seeds_outside_64_bits_are_refused(seed: int) -> None:
+def test_seeds_outside_64_bits_are_rejected(seed: int) -> None:
     with pytest.raises(ValueError, match=f"seed must be 0 to {MAX_SEED}, not {seed}"):
         image_noise(seed, 1, 1)
 
 
-def test_the_other_streams_never_change_either() -> None:
-    """Particles of an image, how they are chosen, and a class by its seed."""
+def test_other_streams_never_change() -> None:
+    """The streams of particles, of resampling and of random labels."""
     for uniforms, numerators in (
         (image_noise(0, 1, 3, 1)[0], [6822908, 6302624, 5634200]),
         (resampling_noise(0, 3), [3438928, 5420562, 8037128]),

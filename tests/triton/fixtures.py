@@ -18,7 +18,7 @@ from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.packing import DevicePrecision
 from scanline.model.decoders.triton import TritonDecoder
 from tests.conftest import TOLERANCES, assert_close, random_network, tiny_config
-from tests.model.decoders.fixtures import masked, network_for, noises, scatter_seeds
+from tests.model.decoders.fixtures import masked, network_for, noise_of, scatter_seeds
 from tests.model.network.variants import VARIANTS
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -135,7 +135,7 @@ def check(config: ModelConfig, precision: DevicePrecision) -> None:
     assert np.array_equal(decoder.canvas[inputs.known], inputs.canvas[inputs.known])
     for step in steps.tolist():  # each value drawn is what the head draws from these parameters
         pixel, part = divmod(step, config.steps_per_pixel)
-        noise = noises(inputs, config)[:, pixel].reshape(2, config.steps_per_pixel, -1)[:, part]
+        noise = noise_of(inputs, config)[:, pixel].reshape(2, config.steps_per_pixel, -1)[:, part]
         drawn = network.head.sample(
             parameters[:, pixel], torch.from_numpy(noise.copy()),
             torch.from_numpy(inputs.temperature),

@@ -26,7 +26,7 @@ from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.decoders.triton import TritonDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, tiny_config
-from tests.model.decoders.fixtures import blank, masked, network_for, noises, scatter_seeds
+from tests.model.decoders.fixtures import blank, masked, network_for, noise_of, scatter_seeds
 from tests.triton.fixtures import some_first
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -109,7 +109,7 @@ def test_the_kernel_draws_what_the_head_draws(config: ModelConfig) -> None:
     unconditional[4:6] = unconditional[4:6].round()
     parameters[8] = 0
     expected = network.head.sample(
-        parameters, torch.from_numpy(noises(inputs, config)[:, 0]),
+        parameters, torch.from_numpy(noise_of(inputs, config)[:, 0]),
         torch.from_numpy(inputs.temperature), torch.from_numpy(inputs.top_p),
         torch.from_numpy(inputs.guidance), unconditional,
     )  # fmt: skip

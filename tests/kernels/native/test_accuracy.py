@@ -32,7 +32,7 @@ from tests.model.decoders.fixtures import (
     every_kind,
     masked,
     network_for,
-    noises,
+    noise_of,
     scatter_seeds,
 )
 from tests.model.network.variants import FEW, every_variant
@@ -90,7 +90,7 @@ def test_samples_match_the_heads(config: ModelConfig, isa: str) -> None:
     network = network_for(config)
     decoder = NativeDecoder(network, 32, 2, isa=isa)
     parameters, _ = trace(decoder, inputs)
-    uniforms = noises(inputs, config).reshape(32, config.steps, -1)
+    uniforms = noise_of(inputs, config).reshape(32, config.steps, -1)
     equal = []
     for step in range(config.steps):
         values = network.head.sample(
@@ -152,7 +152,7 @@ def test_guided_samples_at_low_temperature_match_the_heads(temperature: float, i
         torch.from_numpy(float64_outputs(config, canvas, given)[0])
         for given in (inputs, unconditional)
     )
-    uniforms = torch.from_numpy(noises(inputs, config).reshape(count, config.steps, -1))
+    uniforms = torch.from_numpy(noise_of(inputs, config).reshape(count, config.steps, -1))
     full = torch.ones(count, dtype=torch.float64)
     values = [
         network_for(config).head.sample(

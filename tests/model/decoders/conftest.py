@@ -1,4 +1,4 @@
-"""The backends, for tests of what all of them promise."""
+"""Fixture that runs a test with each backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.model.decoders.fixtures import BACKENDS
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    """Give each backend's name; skips, visibly, one that cannot run here."""
+    """Return each backend's name; skip those that cannot run here, with the reason."""
     name = str(request.param)
     try:
         create_decoder(LinearTransformer(tiny_config()), 1, name)

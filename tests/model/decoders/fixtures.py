@@ -1,4 +1,4 @@
-"""What tests of decoders share: small networks, and images to begin."""
+"""Small networks, inputs and helpers for decoder tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PRECISION = {"reference": torch.float32, "native": torch.bfloat16, "triton": tor
 def on_backends(
     names: str, first: Sequence[object], others: Sequence[object]
 ) -> pytest.MarkDecorator:
-    """Test every backend with the first values, and the others on the reference broadly."""
+    """Parametrize: the first values on every backend, the others on the reference (broad)."""
     params = []
     for backend in BACKENDS:
         name, marks = (
@@ -62,7 +62,7 @@ def network_for(config: ModelConfig) -> LinearTransformer:
 
 
 def blank(config: ModelConfig, count: int, seed: int = 0) -> InputBatch:
-    """Give ``count`` images with nothing known, each with its own seed, at temperature 1."""
+    """Return inputs of ``count`` unknown images with different seeds, at temperature 1."""
     T, C = config.pixels, config.channels
     inputs = InputBatch.empty(config, count)
     inputs.canvas[:] = np.random.default_rng(seed).integers(0, 256, (count, T, C), np.uint8)
@@ -72,7 +72,7 @@ def blank(config: ModelConfig, count: int, seed: int = 0) -> InputBatch:
 
 
 def masked(config: ModelConfig, count: int, seed: int = 0) -> InputBatch:
-    """Give images of which about a third is known, in places anywhere, a prefix among them."""
+    """Return inputs with about a third of the pixels known at random, including a prefix."""
     inputs = blank(config, count, seed)
     generator = np.random.default_rng(seed + 1)
     inputs.known[:] = generator.random(inputs.known.shape) < 0.3
@@ -82,8 +82,8 @@ def masked(config: ModelConfig, count: int, seed: int = 0) -> InputBatch:
     return inputs
 
 
-def begin_behind_what_is_known(decoder: Decoder, slots: Sequence[int], inputs: InputBatch) -> None:
-    """Begin images, and bring each to its first unknown pixel where that is left to steps."""
+def begin_after_known_prefix(decoder: Decoder, slots: Sequence[int], inputs: InputBatch) -> None:
+    """Begin images and step each to its first unknown pixel if the backend has no prefill."""
     decoder.begin(slots, inputs)
     if not decoder.supports_prefill:
         lengths = inputs.prefix_lengths
@@ -94,7 +94,7 @@ def begin_behind_what_is_known(decoder: Decoder, slots: Sequence[int], inputs: I
 def draw(
     network: LinearTransformer, backend: str, inputs: InputBatch
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Draw the images all together, in as many slots, and give their pixels and bits."""
+    """Draw the images together, one slot each; return their pixels and bits."""
     slots = np.arange(len(inputs.canvas), dtype=np.int32)
     decoder = create_decoder(network, len(slots), backend)
     decoder.begin(slots.tolist(), inputs)
@@ -113,7 +113,7 @@ def network_bits(
 
 
 def state_of(decoder: Decoder) -> list[NDArray[np.float32]]:
-    """Give views of all of a backend's state with the slots first, to poison and to compare."""
+    """Return views of all state of a backend, slots first, to overwrite and to compare."""
     if isinstance(decoder, ReferenceDecoder):
         return [tensor.numpy() for state in decoder.states for tensor in state.values()]
     if isinstance(decoder, NativeDecoder):
@@ -121,17 +121,17 @@ def state_of(decoder: Decoder) -> list[NDArray[np.float32]]:
     from scanline.model.decoders.triton import TritonDecoder
 
     assert isinstance(decoder, TritonDecoder)
-    return [decoder.kv, decoder.z]  # copies: tests/triton look at the device itself
+    return [decoder.kv, decoder.z]  # copies; tests/triton checks the device's own arrays
 
 
-def noises(inputs: InputBatch, config: ModelConfig) -> NDArray[np.float32]:
-    """Give the uniforms of each image: ``[S, T, draws]``."""
+def noise_of(inputs: InputBatch, config: ModelConfig) -> NDArray[np.float32]:
+    """Return the uniforms of each image: ``[S, T, draws]``."""
     names = zip(inputs.seed.tolist(), inputs.particle.tolist(), strict=True)
     return np.stack([image_noise(seed, config.pixels, config.draws, i) for seed, i in names])
 
 
 def scatter_seeds(inputs: InputBatch) -> None:
-    """Give images seeds and particles whose words are full of bits."""
+    """Set seeds and particles with bits in all positions."""
     count = np.arange(1, len(inputs.seed) + 1, dtype=np.uint64)
     inputs.seed[:] = count * np.uint64(0x9E3779B97F4A7C15)
     inputs.particle[:] = count << np.uint64(31)

@@ -1,4 +1,4 @@
-"""Choosing a backend."""
+"""Choice of the backend, and refusal of what it cannot run."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tests.model.decoders.fixtures import GREY, RGB, blank, draw, network_for
 from tests.model.network.variants import FEW
 
 
-def test_unknown_backends_are_refused() -> None:
+def test_unknown_backend_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"backend must be .*reference.*, not 'quantum'"):
         create_decoder(network_for(GREY), 1, "quantum")
 
 
-def test_no_slots_are_refused(backend: str) -> None:
+def test_zero_slots_are_rejected(backend: str) -> None:
     with pytest.raises(ValueError, match="max_slots must be at least 1, not 0"):
         create_decoder(network_for(GREY), 0, backend)
 
 
 @pytest.mark.parametrize("config", [GREY, RGB], ids=["grey", "rgb"])
-def test_a_decoder_says_how_much_memory_its_slots_come_to_take(config: ModelConfig) -> None:
+def test_memory_is_the_size_of_the_slots(config: ModelConfig) -> None:
     reference, native = (create_decoder(network_for(config), 3, b) for b in ("reference", "native"))
     assert isinstance(reference, ReferenceDecoder)
     assert isinstance(native, NativeDecoder)
@@ -44,7 +44,7 @@ def test_a_decoder_says_how_much_memory_its_slots_come_to_take(config: ModelConf
         assert decoder.memory == state + images
 
 
-def test_auto_opens_something_that_draws() -> None:
+def test_auto_creates_a_working_decoder() -> None:
     network, inputs = network_for(GREY), blank(GREY, 1)
     decoder = create_decoder(network, 1)
     decoder.begin([0], inputs)
@@ -54,12 +54,14 @@ def test_auto_opens_something_that_draws() -> None:
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_slots_that_do_not_fit_are_refused_before_their_arrays_are_made(backend: str) -> None:
+def test_slots_beyond_memory_are_rejected_before_allocation(backend: str) -> None:
     with pytest.raises(InsufficientMemoryError, match="use at most"):
         create_decoder(network_for(GREY), 10**12, backend)
 
 
-def test_auto_does_not_draw_slowly_where_threads_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_raises_instead_of_falling_back_without_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object) -> NoReturn:
         raise NativeBuildError("100000 threads cannot be had: ask for fewer")
 
@@ -68,12 +70,12 @@ def test_auto_does_not_draw_slowly_where_threads_are_short(monkeypatch: pytest.M
         create_decoder(network_for(GREY), 1, threads=100_000)
 
 
-def test_auto_says_that_a_device_needs_no_threads(
+def test_auto_logs_that_a_device_ignores_threads(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(factory, "_create_triton", ReferenceDecoder)  # it stands for one
+    monkeypatch.setattr(factory, "_create_triton", ReferenceDecoder)  # stands in for a device
     assert create_decoder(network_for(GREY), 1, threads=2).backend == "reference"
     assert "ignoring threads=2" in caplog.text
     caplog.clear()
@@ -81,7 +83,7 @@ def test_auto_says_that_a_device_needs_no_threads(
     assert "threads" not in caplog.text
 
 
-def test_the_few_variants_have_every_start_and_order() -> None:
+def test_few_variants_cover_every_start_and_order() -> None:
     assert {c.start for c in FEW.values()} == {"learned", "given"}
     assert {(c.order, c.channels) for c in FEW.values()} >= {
         ("pixel", 1), ("pixel", 3), ("subpixel", 3),
@@ -89,10 +91,10 @@ def test_the_few_variants_have_every_start_and_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["native", "triton"])
-def test_options_that_a_backend_has_not_heard_of_are_refused(
+def test_unknown_option_values_are_rejected(
     name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every option of a config, set to a value of tomorrow, is named; ``auto`` takes the next."""
+    """A backend names an unknown value of any option; ``auto`` takes the next backend."""
     if name == "triton":
         pytest.importorskip("triton")
         from scanline.model.decoders.triton import TritonDecoder as Backend
@@ -103,7 +105,7 @@ def test_options_that_a_backend_has_not_heard_of_are_refused(
     assert Backend.unsupported(GREY) is None
     for option in options:
         config = dataclasses.replace(GREY)
-        object.__setattr__(config, option, "of tomorrow")  # past the config's own check
+        object.__setattr__(config, option, "unknown")  # bypasses the config's validation
         reason = Backend.unsupported(config)
         assert reason is not None
         assert option in reason
@@ -116,7 +118,7 @@ def test_options_that_a_backend_has_not_heard_of_are_refused(
         assert "norm 'rms'" in caplog.text
 
 
-def test_a_new_option_is_refused_by_a_backend_that_was_never_told_of_it() -> None:
+def test_new_options_are_unsupported_by_default() -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Tomorrow(ModelConfig):
         gate: bool = False

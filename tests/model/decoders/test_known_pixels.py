@@ -1,4 +1,4 @@
-"""Known pixels and bits, as every backend promises them."""
+"""Known pixels and exact bits, for every backend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.model.network.variants import few_variants
 
 
 @few_variants
-def test_bits_are_the_networks_for_the_finished_image(config: ModelConfig, backend: str) -> None:
+def test_bits_equal_the_networks_for_the_finished_image(config: ModelConfig, backend: str) -> None:
     network, inputs = network_for(config), masked(config, 4)
     canvas, bits = draw(network, backend, inputs)
     expected = network_bits(network, canvas, inputs)
@@ -32,7 +32,7 @@ def test_bits_are_the_networks_for_the_finished_image(config: ModelConfig, backe
 
 
 @every_kind
-def test_known_pixels_stay_wherever_they_are(config: ModelConfig, backend: str) -> None:
+def test_known_pixels_are_kept(config: ModelConfig, backend: str) -> None:
     network, inputs = network_for(config), masked(config, 6)
     inputs.known[0] = False
     inputs.known[0, 7:12] = True  # a patch in the middle
@@ -41,12 +41,12 @@ def test_known_pixels_stay_wherever_they_are(config: ModelConfig, backend: str) 
     canvas, _ = draw(network, backend, inputs)
     assert np.array_equal(canvas[inputs.known], inputs.canvas[inputs.known])
     unknown = ~inputs.known
-    assert (canvas[unknown] != inputs.canvas[unknown]).mean() > 0.5  # the others were drawn
+    assert (canvas[unknown] != inputs.canvas[unknown]).mean() > 0.5  # unknown pixels were drawn
 
 
 @every_layer
-def test_unknown_pixels_of_the_upload_leave_no_trace(config: ModelConfig, backend: str) -> None:
-    """What stands where the mask says "paint" must not reach the model."""
+def test_unknown_input_pixels_have_no_effect(config: ModelConfig, backend: str) -> None:
+    """Canvas values at unknown pixels must not reach the model."""
     network, inputs = network_for(config), masked(config, 3)
     before, bits = draw(network, backend, inputs)
     inputs.canvas[~inputs.known] = 255 - inputs.canvas[~inputs.known]
@@ -57,12 +57,13 @@ def test_unknown_pixels_of_the_upload_leave_no_trace(config: ModelConfig, backen
 
 @every_layer
 @on_backends("together", [True], [False])
-def test_what_is_known_is_as_what_was_drawn(
+def test_known_pixels_are_equivalent_to_drawn_ones(
     config: ModelConfig, together: bool, backend: str
 ) -> None:
-    """Absorbing pixels leaves the bits and the state of having drawn them, and the same to come.
+    """Prefilling pixels gives the same bits, state and later pixels as drawing them.
 
-    Slots begun one by one too: then a backend may share one image's steps among its threads.
+    Slots that begin one by one are tested too, because a backend may then split the steps of one
+    image among its threads.
     """
     network, inputs = network_for(config), blank(config, 4)
     lengths = np.array([0, 1, 9, config.pixels], np.int32)
@@ -83,9 +84,9 @@ def test_what_is_known_is_as_what_was_drawn(
             filled.step(slots[slot : slot + 1], int(length))
     assert np.array_equal(filled.positions, lengths)
     assert np.array_equal(stepped.positions, lengths)
-    if backend == "reference":  # where both views leave the same numbers in the same places
-        for mine, theirs in zip(state_of(filled), state_of(stepped), strict=True):
-            assert_close(torch.from_numpy(mine.copy()), torch.from_numpy(theirs.copy()), dtype)
+    if backend == "reference":  # both evaluations store the same numbers in the same places
+        for actual, expected in zip(state_of(filled), state_of(stepped), strict=True):
+            assert_close(torch.from_numpy(actual.copy()), torch.from_numpy(expected.copy()), dtype)
     assert_close(torch.from_numpy(filled.bits), torch.from_numpy(stepped.bits), dtype)
     for decoder in (stepped, filled):
         for slot, length in enumerate(lengths):
@@ -95,12 +96,12 @@ def test_what_is_known_is_as_what_was_drawn(
         assert np.array_equal(filled.canvas, stepped.canvas)
     for decoder in (stepped, filled):
         expected = torch.from_numpy(network_bits(network, decoder.canvas, inputs))
-        most = expected.max() if backend == "triton" else 1  # whose activations are bf16 as well
+        most = expected.max() if backend == "triton" else 1  # activations are bf16 too
         assert_close(torch.from_numpy(decoder.bits) / most, expected / most, dtype)
 
 
 @every_layer
-def test_what_is_not_known_is_nothing_yet(config: ModelConfig, backend: str) -> None:
+def test_unknown_pixels_are_zero_after_begin(config: ModelConfig, backend: str) -> None:
     inputs = masked(config, 3)
     decoder = create_decoder(network_for(config), 3, backend)
     decoder.begin([0, 1, 2], inputs)

@@ -1,4 +1,4 @@
-"""What the reference decoder is: the network and its head, a step at a time."""
+"""Reference decoder: the network and its head, one step at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.model.decoders.fixtures import (
     masked,
     network_bits,
     network_for,
-    noises,
+    noise_of,
     scatter_seeds,
 )
 from tests.model.network.variants import few_variants
@@ -24,31 +24,31 @@ from tests.model.network.variants import few_variants
 
 @torch.no_grad()
 @few_variants
-def test_the_reference_is_the_network_and_its_head(config: ModelConfig) -> None:
-    """One image drawn by hand with ``network.step`` and ``head.sample``; known pixels stay."""
+def test_reference_equals_network_and_head(config: ModelConfig) -> None:
+    """Compare with an image drawn by hand with ``network.step`` and ``head.sample``."""
     network = network_for(config)
     inputs = masked(config, 3, seed=4)
     scatter_seeds(inputs)
     drawn, _ = draw(network, "reference", inputs)
-    noise = noises(inputs, config)
+    noise = noise_of(inputs, config)
     for row in range(3):
         canvas = np.where(inputs.known[row][:, None], inputs.canvas[row], 0)
         label = torch.from_numpy(inputs.label[row : row + 1]).long()
         state = network.initial_state(1)
         for step in range(config.steps):
             pixel, part = divmod(step, config.steps_per_pixel)
-            mine = slice(part * config.step_channels, (part + 1) * config.step_channels)
+            channels = slice(part * config.step_channels, (part + 1) * config.step_channels)
             known = inputs.known[row, pixel]
             if step == 0 and config.start == "given":
                 if not known:
-                    canvas[0, mine] = config.first_value
+                    canvas[0, channels] = config.first_value
                 continue
             parameters = network.step(
                 torch.from_numpy(canvas[None]), torch.tensor([step]), state, label
             )
             if not known:
                 uniforms = noise[row, pixel].reshape(config.steps_per_pixel, -1)[part]
-                canvas[pixel, mine] = network.head.sample(
+                canvas[pixel, channels] = network.head.sample(
                     parameters,
                     torch.from_numpy(uniforms[None].copy()),
                     torch.from_numpy(inputs.temperature[row : row + 1]),
@@ -56,15 +56,15 @@ def test_the_reference_is_the_network_and_its_head(config: ModelConfig) -> None:
         assert np.array_equal(drawn[row], canvas)
 
 
-def test_samples_are_not_trivial() -> None:
-    """These small networks draw varied pixels, or equal bytes below would mean little."""
+def test_samples_are_varied() -> None:
+    """The small test networks draw varied pixels, so that comparing bytes is meaningful."""
     for config in KINDS.values():
         drawn, _ = draw(network_for(config), "reference", blank(config, 4))
         assert len(np.unique(drawn)) > 20
         assert not np.array_equal(drawn[0], drawn[1])
 
 
-def test_the_reference_runs_in_float64_too() -> None:
+def test_reference_runs_in_float64() -> None:
     network, inputs = network_for(GREY), blank(GREY, 2)
     decoder = ReferenceDecoder(network, 2, torch.float64)
     decoder.begin([0, 1], inputs)

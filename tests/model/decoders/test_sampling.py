@@ -1,4 +1,4 @@
-"""Guidance, ``top_p`` and forks, for every backend: exact distributions on few pixels."""
+"""Guidance, ``top_p`` and forks, for every backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.model.decoders.fixtures import (
     KINDS,
     LAYERS,
     PRECISION,
-    begin_behind_what_is_known,
+    begin_after_known_prefix,
     blank,
     masked,
     network_for,
@@ -24,7 +24,7 @@ from tests.model.decoders.fixtures import (
     state_of,
 )
 
-IMAGES = {"reference": 100}  # one after another
+IMAGES = {"reference": 100}  # drawn one after another, so fewer
 MANY = 300
 SMALL = {
     "grey": tiny_config(height=2, width=2, classes=("cat", "dog")),
@@ -37,7 +37,7 @@ SMALL = {
 
 
 def sharpened(config: ModelConfig) -> LinearTransformer:
-    """Give a network that draws few values, and others for each label."""
+    """Return a network that draws few values, different ones for each label."""
     network = random_network(config, dtype=torch.float32)
     with torch.no_grad():
         if config.head == "categorical":
@@ -48,11 +48,11 @@ def sharpened(config: ModelConfig) -> LinearTransformer:
     return network
 
 
-def shaped(
+def exact_distribution(
     network: LinearTransformer, canvas: NDArray[np.uint8], pixel: int, g: float, top_p: float,
     temperature: float,
 ) -> NDArray[np.float64]:  # fmt: skip
-    """Compute, in float64 and by definition, the distribution of a pixel's first channel."""
+    """Compute the distribution of a pixel's first channel by definition, in float64."""
     exact = LinearTransformer(network.config).double().eval()
     exact.load_state_dict(network.state_dict())
     with torch.no_grad():
@@ -75,13 +75,13 @@ def shaped(
 
     labelled, plain = (log[0].numpy() for log in logs)
     weights = np.exp(g * labelled + (1 - g) * plain)
-    if g > 1:  # only what is likely with the label is made likelier
+    if g > 1:  # guidance raises only values that are likely with the label
         weights = weights * (likeliest(np.exp(labelled), 1 - (1 - top_p) / 4) > 0)
     return likeliest(weights, top_p)
 
 
 def guided(config: ModelConfig, count: int, g: float, top_p: float = 1.0) -> InputBatch:
-    """Give images of class 1 in slots 0 … count, their twins in the slots after."""
+    """Return inputs of class 1 for slots 0 to ``count`` - 1, with twins in the slots after."""
     inputs = blank(config, count)
     inputs.label[:] = 1
     inputs.guidance[:], inputs.top_p[:] = g, top_p
@@ -104,20 +104,20 @@ SHAPES = [(2.0, 0.8, 0.7), (1.0, 0.6, 1.0), (2.5, 1.0, 1.0), (0.0, 0.8, 0.8), (8
         for i, shape in enumerate(SHAPES)
     ],
 )  # fmt: skip
-def test_frequencies_are_those_of_the_definition(
+def test_frequencies_match_the_definition(
     config: ModelConfig, g: float, top_p: float, temperature: float, backend: str
 ) -> None:
-    """The third pixel, after two known ones, drawn again and again, by chi-square."""
+    """Chi-square test of the third pixel, after two known ones."""
     network, images = sharpened(config), IMAGES.get(backend, MANY)
     inputs = guided(config, images, g, top_p)
     inputs.known[:, :2] = True
     inputs.canvas[:, :2] = [[3], [1]]
     inputs.temperature[:] = temperature
     decoder = create_decoder(network, 2 * images, backend)
-    begin_behind_what_is_known(decoder, range(images), inputs)
+    begin_after_known_prefix(decoder, range(images), inputs)
     decoder.step(np.arange(images), 1)
     drawn = np.bincount(decoder.canvas[:images, 2, 0], minlength=256)
-    expected = images * shaped(network, inputs.canvas[0], 2, g, top_p, temperature)
+    expected = images * exact_distribution(network, inputs.canvas[0], 2, g, top_p, temperature)
     bins = [np.flatnonzero(expected >= 8), np.flatnonzero(expected < 8)]
     counts = [(drawn[i], expected[i]) for i in bins[0]]
     counts.append((drawn[bins[1]].sum(), expected[bins[1]].sum()))
@@ -128,7 +128,7 @@ def test_frequencies_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
-def test_guidance_changes_what_is_drawn_and_not_its_bits(config: ModelConfig, backend: str) -> None:
+def test_guidance_changes_samples_but_not_bits(config: ModelConfig, backend: str) -> None:
     network = sharpened(config)
     decoder = create_decoder(network, 16, backend)
     inputs = guided(config, 8, 3.0)
@@ -147,20 +147,21 @@ def test_guidance_changes_what_is_drawn_and_not_its_bits(config: ModelConfig, ba
 
 
 @pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
-def test_the_likeliest_value_of_a_guided_image(config: ModelConfig, backend: str) -> None:
+def test_greedy_guided_images_take_the_most_likely_value(config: ModelConfig, backend: str) -> None:
     network, inputs = sharpened(config), guided(config, 2, 2.0)
     inputs.temperature[:], inputs.top_p[:] = 0, [1, 0.5]
     decoder = create_decoder(network, 4, backend)
     decoder.begin([0, 1], inputs)
     decoder.step([0, 1], 1)
     likeliest = [
-        int(shaped(network, inputs.canvas[0], 0, 2.0, p, 1.0).argmax()) for p in (1.0, 0.5)
+        int(exact_distribution(network, inputs.canvas[0], 0, 2.0, p, 1.0).argmax())
+        for p in (1.0, 0.5)
     ]
     assert decoder.canvas[:2, 0, 0].tolist() == likeliest
 
 
-def test_guided_images_among_others_draw_the_same_bytes(backend: str) -> None:
-    """Plain and guided images of several scales, in any slots, any company, any number a call."""
+def test_guided_images_are_independent_of_the_batch(backend: str) -> None:
+    """Plain and guided images in any slots, batch and number of pixels per call."""
     config = KINDS["grey"]
     network, count = network_for(config), 10
     inputs = masked(config, count, seed=5)
@@ -203,10 +204,10 @@ def test_guided_images_among_others_draw_the_same_bytes(backend: str) -> None:
         for twice in (0, 1)
     ],
 )  # fmt: skip
-def test_a_fork_goes_on_with_the_bytes_of_its_source(
+def test_fork_continues_with_the_bytes_of_its_source(
     config: ModelConfig, guide: int, twice: int, backend: str
 ) -> None:
-    """Forked at random pixels, to one slot or two, guided or not, and left alone by its copies."""
+    """Fork at random pixels, to one slot or two, guided or not; copies do not affect sources."""
     network, inputs = network_for(config), masked(config, 2, seed=3)
     if guide:
         inputs.label[:], inputs.guidance[:], inputs.twin[:] = 1, 2.0, [2, 3]
@@ -219,7 +220,7 @@ def test_a_fork_goes_on_with_the_bytes_of_its_source(
     decoder.step([0, 1], int(generator.integers(0, config.pixels)))
     copies = [4, 5] if twice else [4]
     decoder.fork([1] * len(copies), copies, [6, 7][: len(copies)] if guide else None)
-    decoder.step(copies[:1], 3)  # at another pace than the others
+    decoder.step(copies[:1], 3)  # not in step with the others
     decoder.step([0, *copies[1:], 1, copies[0]], config.pixels)
     for slot in (1, *copies):
         assert np.array_equal(decoder.canvas[slot], alone.canvas[1])
@@ -228,7 +229,7 @@ def test_a_fork_goes_on_with_the_bytes_of_its_source(
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_the_coldest_are_the_likeliest(backend: str, top_p: float) -> None:
+def test_tiny_temperatures_take_the_most_likely_value(backend: str, top_p: float) -> None:
     config = KINDS["grey"]
     inputs = blank(config, 4)
     inputs.temperature[:], inputs.top_p[:], inputs.label[:] = (0, 1e-30, 1e-38, 1e-40), top_p, 1
@@ -238,7 +239,7 @@ def test_the_coldest_are_the_likeliest(backend: str, top_p: float) -> None:
     assert all(np.array_equal(decoder.canvas[0], one) for one in decoder.canvas[1:])
 
 
-def test_a_fork_with_other_noise_draws_something_else(backend: str) -> None:
+def test_reseeded_fork_draws_other_pixels(backend: str) -> None:
     config = KINDS["grey"]
     network, inputs = network_for(config), blank(config, 1)
     decoder = create_decoder(network, 2, backend)
@@ -260,7 +261,7 @@ def test_a_fork_with_other_noise_draws_something_else(backend: str) -> None:
         ([3], [2], None), ([-2], [2], None),
     ],
 )  # fmt: skip
-def test_forks_that_make_no_sense_are_refused(
+def test_invalid_forks_are_rejected(
     sources: list[int], targets: list[int], twins: list[int] | None, backend: str
 ) -> None:
     decoder = create_decoder(network_for(KINDS["grey"]), 3, backend)
@@ -281,7 +282,7 @@ def test_forks_that_make_no_sense_are_refused(
         ("guidance", 2.0, "need a twin slot"), ("twin", 1, "need a twin slot"),
     ],
 )  # fmt: skip
-def test_shapes_out_of_their_range_are_refused(
+def test_out_of_range_sampling_inputs_are_rejected(
     field: str, value: float, message: str, backend: str
 ) -> None:
     config = KINDS["grey"]
@@ -296,26 +297,24 @@ def test_shapes_out_of_their_range_are_refused(
         decoder.begin([0], inputs)
 
 
-def test_below_one_guidance_cuts_off_nothing_before_it_is_applied(backend: str) -> None:
+def test_guidance_below_one_has_no_cut_before_it(backend: str) -> None:
     config = SMALL["grey"]
     network, images = sharpened(config), IMAGES.get(backend, MANY)
     inputs = guided(config, images, 0.5, 0.3)
     inputs.known[:, :2] = True
     inputs.canvas[:, :2] = [[3], [1]]
     decoder = create_decoder(network, 2 * images, backend)
-    begin_behind_what_is_known(decoder, range(images), inputs)
+    begin_after_known_prefix(decoder, range(images), inputs)
     decoder.step(np.arange(images), 1)
     drawn = np.bincount(decoder.canvas[:images, 2, 0], minlength=256)
-    expected = images * shaped(network, inputs.canvas[0], 2, 0.5, 0.3, 1.0)
+    expected = images * exact_distribution(network, inputs.canvas[0], 2, 0.5, 0.3, 1.0)
     assert drawn[expected == 0].sum() == 0
     assert np.abs(drawn - expected).sum() < images / 5
 
 
 @on_backends("top_p,most", [(0.02, 5)], [(0.9, 230), (0.5, 127)])
-def test_of_equals_the_lower_are_kept_however_many_they_are(
-    top_p: float, most: int, backend: str
-) -> None:
-    """All 256 values are as likely as each other: as many stay as hold the share."""
+def test_top_p_breaks_ties_by_the_lower_value(top_p: float, most: int, backend: str) -> None:
+    """With 256 equally likely values, the lowest ones with that share are kept."""
     config, images = SMALL["grey"], 100 + most
     network = random_network(config, dtype=torch.float32)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Slots: what is in one has no effect on another, whatever the company."""
+"""Slots are independent of each other."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.model.decoders.fixtures import (
 
 
 @every_layer
-def test_other_slots_are_not_read_and_not_written(config: ModelConfig, backend: str) -> None:
-    """Slots 1 and 3 work among slots full of NaN, which neither move nor spread."""
+def test_other_slots_are_neither_read_nor_written(config: ModelConfig, backend: str) -> None:
+    """Slots 1 and 3 draw among slots full of NaN, which neither change nor spread."""
     network, inputs = network_for(config), masked(config, 2)
     clean, clean_bits = draw(network, backend, inputs)
     decoder = create_decoder(network, 5, backend)
@@ -49,14 +49,14 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig, backend: 
         assert np.array_equal(old, new[others], equal_nan=np.issubdtype(old.dtype, np.floating))
     assert np.array_equal(decoder.canvas[[1, 3]], clean)
     assert np.array_equal(decoder.bits[[1, 3]], clean_bits)
-    # And a slot full of NaN is as good as new once it is begun anew.
+    # A slot full of NaN can be reused.
     decoder.begin([4, 0], inputs)
     decoder.step([0, 4], config.pixels)
     assert np.array_equal(decoder.canvas[[4, 0]], clean)
     assert np.array_equal(decoder.bits[[4, 0]], clean_bits)
 
 
-def test_slots_that_are_not_there_or_named_twice_are_refused(backend: str) -> None:
+def test_unknown_or_duplicate_slots_are_rejected(backend: str) -> None:
     decoder = create_decoder(network_for(GREY), 3, backend)
     decoder.begin([0, 1, 2], blank(GREY, 3))
     for slots in ([0, 1, 0], [3], [-2]):
@@ -68,18 +68,18 @@ def test_slots_that_are_not_there_or_named_twice_are_refused(backend: str) -> No
         with pytest.raises(ValueError, match="slots must be -1 or different numbers"):
             decoder.reseed(slots, inputs.particle)
     assert decoder.positions.tolist() == [0, 0, 0]
-    decoder.step([0, 1, 2], 1)  # as if nobody had asked
+    decoder.step([0, 1, 2], 1)  # the invalid calls had no effect
     assert decoder.positions.tolist() == [1, 1, 1]
 
 
-def test_any_number_of_pixels_may_be_asked_for(backend: str) -> None:
+def test_step_accepts_any_number_of_pixels(backend: str) -> None:
     decoder = create_decoder(network_for(GREY), 1, backend)
     decoder.begin([0], blank(GREY, 1))
     decoder.step([0], 2**31)
     assert decoder.positions.tolist() == [GREY.pixels]
 
 
-def test_no_slots_at_all_is_nothing_to_do(backend: str) -> None:
+def test_empty_slots_do_nothing(backend: str) -> None:
     decoder = create_decoder(network_for(GREY), 2, backend)
     for slots in (np.array([], np.int32), np.array([-1, -1], np.int32)):
         decoder.begin(slots, blank(GREY, len(slots)))
@@ -90,10 +90,10 @@ def test_no_slots_at_all_is_nothing_to_do(backend: str) -> None:
 
 @every_layer
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.broad)])
-def test_the_same_seed_gives_the_same_bytes_among_others(
+def test_same_seed_gives_same_bytes_in_any_batch(
     config: ModelConfig, seed: int, backend: str
 ) -> None:
-    """Images that arrive and leave at random, in any slot and order, equal those drawn alone."""
+    """Images that begin and end at random, in any slot and order, equal those drawn alone."""
     network, inputs = network_for(config), masked(config, 12, seed=seed)
     generator = np.random.default_rng(seed)
     alone = create_decoder(network, 1, backend)
@@ -105,7 +105,7 @@ def test_the_same_seed_gives_the_same_bytes_among_others(
 
     decoder = create_decoder(network, 5, backend)
     waiting, running, finished = list(range(12)), dict[int, int](), 0
-    cancelled = {3, 8}  # these leave half-way, and come again at the end
+    cancelled = {3, 8}  # cancelled half-way and drawn again at the end
     waiting += sorted(cancelled)
     while waiting or running:
         free = [slot for slot in range(5) if slot not in running]
@@ -133,8 +133,8 @@ def test_the_same_seed_gives_the_same_bytes_among_others(
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_an_imported_network_begins_with_its_first_value(channels: int, backend: str) -> None:
-    """The first value is the caller's, or else the config's; either way it costs nothing."""
+def test_given_first_value_costs_no_bits(channels: int, backend: str) -> None:
+    """The first value is the caller's or the config's, and has no bits."""
     config = tiny_config(
         input="previous", order="subpixel", head="logistic_mixture", positions="sinusoidal",
         norm="post", start="given", first_value=200, channels=channels, classes=("cat", "dog"),
@@ -168,7 +168,7 @@ def test_an_imported_network_begins_with_its_first_value(channels: int, backend:
     assert pair.positions.tolist() == [1, 1]
 
 
-def test_a_new_image_forgets_the_one_before(backend: str) -> None:
+def test_new_image_resets_its_slot(backend: str) -> None:
     network, inputs = network_for(GREY), masked(GREY, 2)
     expected, _ = draw(network, backend, inputs)
     decoder = create_decoder(network, 1, backend)
@@ -178,12 +178,12 @@ def test_a_new_image_forgets_the_one_before(backend: str) -> None:
             int(inputs.prefix_lengths[row]) * decoder.supports_prefill
         ]
         assert (decoder.bits[0, decoder.positions[0] :] == 0).all()
-        decoder.step([0], 11 if row else GREY.pixels)  # the second image leaves early
+        decoder.step([0], 11 if row else GREY.pixels)  # the second image is cancelled early
         if row == 0:
             assert np.array_equal(decoder.canvas[0], expected[0])
 
 
-def test_the_arrays_are_as_documented(backend: str) -> None:
+def test_array_shapes_and_dtypes(backend: str) -> None:
     decoder = create_decoder(network_for(RGB), 3, backend)
     T = RGB.pixels
     assert decoder.canvas.shape == (3, T, 3)
@@ -197,8 +197,8 @@ def test_the_arrays_are_as_documented(backend: str) -> None:
     assert decoder.max_slots == 3
 
 
-def test_the_weights_are_those_at_opening(backend: str) -> None:
-    """A decoder in use does not notice that its model is trained further."""
+def test_weights_are_copied_at_creation(backend: str) -> None:
+    """Training the model further does not affect an existing decoder."""
     network, inputs = network_for(GREY), blank(GREY, 1)
     expected, _ = draw(network, backend, inputs)
     decoder = create_decoder(network, 1, backend)

@@ -1,4 +1,4 @@
-"""What may be asked of a decoder: temperatures, labels, steps."""
+"""Temperatures, labels and step sizes of decoders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.model.decoders.fixtures import (
 
 
 @every_kind
-def test_slot_minus_one_begins_nothing(config: ModelConfig, backend: str) -> None:
+def test_slot_minus_one_is_skipped(config: ModelConfig, backend: str) -> None:
     inputs = blank(config, 3)
     inputs.known[:] = np.arange(config.pixels) < np.array([[5], [4], [9]])
     decoder = create_decoder(network_for(config), 3, backend)
@@ -37,7 +37,7 @@ def test_slot_minus_one_begins_nothing(config: ModelConfig, backend: str) -> Non
 
 
 @pytest.mark.parametrize("temperature", [-0.5, np.inf, np.nan])
-def test_temperatures_out_of_their_range_are_refused(temperature: float, backend: str) -> None:
+def test_out_of_range_temperatures_are_rejected(temperature: float, backend: str) -> None:
     decoder, inputs = create_decoder(network_for(GREY), 1, backend), blank(GREY, 1)
     inputs.temperature[0] = temperature
     with pytest.raises(ValueError, match="temperatures must be finite and at least 0"):
@@ -45,7 +45,7 @@ def test_temperatures_out_of_their_range_are_refused(temperature: float, backend
 
 
 @pytest.mark.parametrize("label", [-2, 2, 100])
-def test_labels_the_network_lacks_are_refused(label: int, backend: str) -> None:
+def test_unknown_labels_are_rejected(label: int, backend: str) -> None:
     decoder = create_decoder(network_for(GREY), 2, backend)
     inputs = blank(GREY, 2)
     inputs.label[1] = label
@@ -55,15 +55,15 @@ def test_labels_the_network_lacks_are_refused(label: int, backend: str) -> None:
     assert (decoder.canvas == 0).all()
 
 
-def test_a_network_without_classes_takes_no_label(backend: str) -> None:
+def test_labels_without_classes_are_rejected(backend: str) -> None:
     decoder, inputs = create_decoder(network_for(RGB), 1, backend), blank(RGB, 1)
     inputs.label[0] = 0
     with pytest.raises(ValueError, match="labels must be from -1"):
         decoder.begin([0], inputs)
 
 
-def test_each_label_draws_another_image(backend: str) -> None:
-    """One seed, four rows: the same without a label twice, another one for each class."""
+def test_each_label_draws_a_different_image(backend: str) -> None:
+    """One seed in four rows: two without a label are equal, and each class differs."""
     network, inputs = network_for(GREY), blank(GREY, 4)
     inputs.seed[:] = inputs.seed[0]
     inputs.label[:] = [-1, 0, 1, -1]
@@ -73,7 +73,7 @@ def test_each_label_draws_another_image(backend: str) -> None:
 
 
 @every_kind
-def test_temperature_zero_needs_no_noise(config: ModelConfig, backend: str) -> None:
+def test_temperature_zero_ignores_the_seed(config: ModelConfig, backend: str) -> None:
     network, inputs = network_for(config), blank(config, 3)
     inputs.temperature[:] = [0, 0, 1]
     inputs.label[:] = -1
@@ -103,7 +103,7 @@ def test_step_stops_at_the_last_pixel(config: ModelConfig, backend: str) -> None
 @pytest.mark.parametrize(
     "sizes", [(1,), (3, 1, 2), pytest.param((7,), marks=pytest.mark.broad)], ids=str
 )
-def test_many_small_steps_equal_one_large(
+def test_small_steps_equal_one_large_step(
     config: ModelConfig, sizes: tuple[int, ...], backend: str
 ) -> None:
     network, inputs = network_for(config), masked(config, 3)

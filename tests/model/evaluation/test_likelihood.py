@@ -1,4 +1,4 @@
-"""Evaluation: mean bits/dim and its standard error."""
+"""Mean bits/dim over a data set, and its standard error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.model.training.fixtures import CONFIG, CPU, MODEL, dataset, log_of
 
 @pytest.mark.parametrize("batch", [1, 4, 64])
 @pytest.mark.parametrize("with_label", [False, True])
-def test_evaluation_is_the_mean_and_its_standard_error(with_label: bool, batch: int) -> None:
+def test_mean_and_standard_error(with_label: bool, batch: int) -> None:
     network, data = random_network(MODEL, dtype=torch.float32), dataset(10)
     assert data.labels is not None
     each = []
@@ -40,7 +40,7 @@ def test_evaluation_is_the_mean_and_its_standard_error(with_label: bool, batch: 
     assert str(result).startswith(f"{mean:.2f}"[:3])
 
 
-def test_a_given_first_value_is_not_counted() -> None:
+def test_given_first_value_is_not_counted() -> None:
     config = tiny_config(input="previous", start="given", head="logistic_mixture")
     network = random_network(config, dtype=torch.float32)
     data = replace(dataset(3), classes=(), labels=None)
@@ -51,14 +51,14 @@ def test_a_given_first_value_is_not_counted() -> None:
     )
 
 
-def test_one_image_tells_no_spread() -> None:
+def test_one_image_has_no_standard_error() -> None:
     result = evaluate(random_network(MODEL, dtype=torch.float32), dataset(1))
     assert (result.standard_error, result.finite_error, result.images) == (np.inf, None, 1)
     assert str(result).endswith(" bits/dim, one image")
     assert "inf" not in str(result)
 
 
-def test_evaluation_refuses_what_does_not_fit() -> None:
+def test_mismatched_data_is_rejected() -> None:
     network = random_network(MODEL, dtype=torch.float32)
     wrong = Dataset("x", np.zeros((2, 4, 5, 1), np.uint8), None, ())
     with pytest.raises(ValueError, match="the model draws 5 × 4 × 1 images, the data has 4 × 5"):
@@ -69,7 +69,7 @@ def test_evaluation_refuses_what_does_not_fit() -> None:
         evaluate(network, replace(dataset(2), classes=("x", "y")), with_label=True)
 
 
-def test_real_images_can_be_trained_on_and_measured(tmp_path: Path, data_dir: Path) -> None:
+def test_train_and_evaluate_on_real_images(tmp_path: Path, data_dir: Path) -> None:
     from scanline.model.data.dataset import load_dataset
 
     data = load_dataset("mnist", "test", data_dir).take(slice(0, 24))

@@ -1,4 +1,4 @@
-"""What a model is drawn in by the native backend: measured, named by its checkpoint, kept to."""
+"""Precision of the native backend: default, measured cost, and recorded choice."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def some_images(count: int) -> Dataset:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_cost_is_what_is_added_to_float32_s_bits(precision: Precision) -> None:
-    """Over more images than a batch, one of which is not full."""
+def test_cost_is_the_difference_to_float32(precision: Precision) -> None:
+    """With several batches, the last of which is not full."""
     network, data = tiny_model(), some_images(67)
     seen: list[int] = []
     cost = measure_precision_cost(network, data, precision, 1, seen.append)
@@ -59,8 +59,8 @@ def test_a_cost_is_what_is_added_to_float32_s_bits(precision: Precision) -> None
     assert decoder.bits.sum() / 67 / GREY.dims == pytest.approx(whole, abs=1e-4)
 
 
-def test_a_checkpoint_says_what_it_is_drawn_in(tmp_path: Path) -> None:
-    """The server, and drawing from its file, do so; other bytes than in another precision."""
+def test_recorded_precision_is_used(tmp_path: Path) -> None:
+    """The server and the API use it; the bytes differ from another precision."""
     pictures = {}
     for precision in ("int8", "float32"):
         path = tmp_path / precision / "tiny.safetensors"
@@ -88,7 +88,7 @@ def test_int16_is_the_default(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ["neon", "neondot", "neonbf16"])
-def test_bf16_is_the_default_of_arm(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_is_the_default_on_arm(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(abi, "isa_of", lambda library: isa)
     assert NativeDecoder(tiny_model(), 1, 1).precision == "bf16"
 
@@ -111,7 +111,7 @@ def test_a_precision_is_measured_and_recorded(
     assert known.native_precision == "int16"
     assert known.facts["native_precision"]["images"] > 3
     assert known.facts["validation"] == [{"bits_per_dim": 5.5}]
-    for wrong, why in (
+    for wrong, message in (
         (["int4"], "precision must be one of float32, bf16, int16, int8, not 'int4'"),
         (["int8", "--label"], "--label: not allowed with --precision"),
         (["int8", "--samples", "4"], "--samples: not allowed with --precision"),
@@ -119,10 +119,10 @@ def test_a_precision_is_measured_and_recorded(
     ):
         done = CliRunner().invoke(app, [*given, *wrong])
         assert done.exit_code != 0
-        assert why in f"{done.output} {done.exception}"
+        assert message in f"{done.output} {done.exception}"
 
 
-def test_what_costs_too_much_is_not_recorded(tmp_path: Path) -> None:
+def test_precision_with_too_much_cost_is_not_recorded(tmp_path: Path) -> None:
     path = save_tiny(tmp_path)
     before = path.read_bytes()
     for cost, error in ((0.0021, 0.0), (0.0015, 0.0003), (0.0, inf), (nan, 0.0)):
@@ -132,7 +132,7 @@ def test_what_costs_too_much_is_not_recorded(tmp_path: Path) -> None:
             record_precision(
                 load_checkpoint(path), tmp_path, PrecisionCost("int8", cost, error, 99, "mnist")
             )
-    few = PrecisionCost("int8", 0.0, 0.0, 29, "mnist")  # of which two standard errors say little
+    few = PrecisionCost("int8", 0.0, 0.0, 29, "mnist")  # too few images
     with pytest.raises(ValueError, match="measure at least 30 images"):
         record_precision(load_checkpoint(path), tmp_path, few)
     assert path.read_bytes() == before
@@ -142,7 +142,7 @@ def test_what_costs_too_much_is_not_recorded(tmp_path: Path) -> None:
     assert load_checkpoint(path).native_precision == "int8"
 
 
-def test_a_precision_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_unknown_precision_is_rejected(tmp_path: Path) -> None:
     save_checkpoint(
         tmp_path / "tiny.safetensors", tiny_model(), {"native_precision": {"precision": "int4"}}
     )

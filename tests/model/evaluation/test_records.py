@@ -1,4 +1,4 @@
-"""A model's quality: what is kept of a measurement, and which of several figures is told."""
+"""Recording evaluation results in checkpoints and reading them."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from tests.service.fixtures import GREY, save_tiny, tiny_model
         ({"test_with_label": {"bits_per_dim": 1.0}}, None),
     ],
 )
-def test_the_test_set_counts_before_the_last_validation(
+def test_test_set_takes_precedence_over_validation(
     facts: dict[str, Any], figure: float | None
 ) -> None:
     assert recorded_bits_per_dim(facts) == figure
 
 
-def test_a_figure_is_kept_in_the_checkpoint_beside_what_was_there(tmp_path: Path) -> None:
+def test_evaluation_is_added_to_the_facts(tmp_path: Path) -> None:
     path = save_tiny(tmp_path)
     images = random_canvas(GREY, 5).numpy().reshape(5, GREY.height, GREY.width, 1)
     data = Dataset("images", images, np.arange(5) % 3, GREY.classes, "a note")
@@ -71,7 +71,7 @@ def test_a_figure_is_kept_in_the_checkpoint_beside_what_was_there(tmp_path: Path
     assert recorded_bits_per_dim(facts) == facts["test"]["bits_per_dim"]
 
 
-def test_the_error_of_one_image_is_kept_as_unknown(tmp_path: Path) -> None:
+def test_infinite_standard_error_is_recorded_as_null(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(save_tiny(tmp_path))
     images = random_canvas(GREY, 1).numpy().reshape(1, GREY.height, GREY.width, 1)
     data = Dataset("images", images, None, GREY.classes)
@@ -80,7 +80,7 @@ def test_the_error_of_one_image_is_kept_as_unknown(tmp_path: Path) -> None:
     assert (fact["standard_error"], fact["images"]) == (None, 1)
 
 
-def test_how_to_draw_is_kept_beside_what_was_there(tmp_path: Path) -> None:
+def test_sampling_defaults_are_added_to_the_facts(tmp_path: Path) -> None:
     path = save_tiny(tmp_path)
     before = load_checkpoint(path)
     assert before.defaults == SamplingDefaults(guidance=1.0, top_p=1.0)
@@ -90,7 +90,7 @@ def test_how_to_draw_is_kept_beside_what_was_there(tmp_path: Path) -> None:
     assert after.facts == before.facts | {"defaults": {"guidance": 2.5, "top_p": 0.9}}
 
 
-def test_two_measurements_at_once_are_both_kept(tmp_path: Path) -> None:
+def test_concurrent_measurements_are_both_recorded(tmp_path: Path) -> None:
     path = save_tiny(tmp_path)
     first, second = load_checkpoint(path), load_checkpoint(path)
     record_defaults(first, tmp_path, SamplingDefaults(top_p=0.9))
@@ -102,9 +102,7 @@ def test_two_measurements_at_once_are_both_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("fcntl") is None, reason="Windows has no such locks")
-def test_two_records_in_the_same_instant_are_both_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_records_are_both_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_tiny(tmp_path)
     first, second = load_checkpoint(path), load_checkpoint(path)
     saving, read_again = threading.Event(), threading.Event()
@@ -116,7 +114,7 @@ def test_two_records_in_the_same_instant_are_both_kept(
 
     def save(*what: Any) -> None:
         saving.set()
-        read_again.wait(0.5)  # what the other would read now is old
+        read_again.wait(0.5)  # the other thread would read an old file now
         save_checkpoint(*what)
 
     monkeypatch.setattr(records, "load_checkpoint", load)
@@ -132,8 +130,8 @@ def test_two_records_in_the_same_instant_are_both_kept(
 
 
 @pytest.mark.parametrize("config", [GREY, replace(GREY, n_layers=2)], ids=["weights", "network"])
-def test_a_figure_of_other_weights_is_not_recorded(tmp_path: Path, config: ModelConfig) -> None:
-    """As where a training goes on meanwhile: neither its weights nor its facts are put back."""
+def test_evaluation_of_changed_weights_is_not_recorded(tmp_path: Path, config: ModelConfig) -> None:
+    """If a training run saved new weights meanwhile, the file stays as it is."""
     path = save_tiny(tmp_path)
     measured, newer = load_checkpoint(path), tiny_model(config)
     with torch.no_grad():
@@ -155,7 +153,7 @@ def test_a_figure_of_other_weights_is_not_recorded(tmp_path: Path, config: Model
     ],
     ids=str,
 )  # fmt: skip
-def test_defaults_that_make_no_sense_are_refused_with_the_file(tmp_path: Path, given: Any) -> None:
+def test_invalid_defaults_are_rejected(tmp_path: Path, given: Any) -> None:
     path = tmp_path / "odd.safetensors"
     save_checkpoint(path, tiny_model(), {"defaults": given})
     with pytest.raises(CheckpointError, match=r"odd\.safetensors"):

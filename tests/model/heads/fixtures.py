@@ -1,4 +1,4 @@
-"""What tests of the heads share: parameters, and the paper's own probabilities."""
+"""Parameters and the paper's probabilities for head tests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scanline.kernels.constants import MIXTURES
 from scanline.model.heads import Head, split_mixture
 from tests.conftest import tiny_config
 
-EVERYTHING = torch.arange(256)
+ALL_VALUES = torch.arange(256)
 
 
 def make_head(kind: str, channels: int) -> Head:
-    """Give a head whose tables (zero at the start of training) are random."""
+    """Return a head with random tables, which are zero at the start of training."""
     head = Head(tiny_config(head=kind, channels=channels)).double()
     if head.tables is not None:
         torch.nn.init.normal_(head.tables)
@@ -32,10 +32,10 @@ def sigmoid(x: float) -> float:
 
 
 def bin_probability(value: int, mean: float, scale: float) -> float:
-    """Eq. 2: σ((x + 0.5 - μ) / s) - σ((x - 0.5 - μ) / s), reaching to ±∞ at 0 and 255.
+    """Compute eq. 2: σ((x + 0.5 - μ) / s) - σ((x - 0.5 - μ) / s), extended to ±∞ at 0 and 255.
 
-    Here in [-1, 1], where half a bin is 1/255. The difference is taken on the side where both
-    terms are small, which keeps its digits.
+    Values are scaled to [-1, 1], where half a bin is 1/255. The difference is computed on the side
+    where both terms are small, to avoid cancellation.
     """
     x = value / 127.5 - 1
     upper = (x + 1 / 255 - mean) / scale
@@ -50,18 +50,18 @@ def bin_probability(value: int, mean: float, scale: float) -> float:
 
 
 def distribution(head: Head, parameters: Tensor, earlier: list[int]) -> Tensor:
-    """Give the head's own P(earlier channels, last channel) for each of the last one's values."""
+    """Return the head's P(earlier channels, last channel) for each value of the last one."""
     C = head.channels
     assert len(earlier) == C - 1
     values = torch.tensor(earlier, dtype=torch.long).repeat(256, 1)
-    joint = torch.cat([values, EVERYTHING.view(-1, 1)], 1)
+    joint = torch.cat([values, ALL_VALUES.view(-1, 1)], 1)
     return torch.exp2(-head.bits(parameters.expand(256, -1), joint))
 
 
 def marginal(parameters: Tensor, channels: int, earlier: list[int]) -> Tensor:
-    """Give P(earlier channels, this one) for each of this one's values, later ones summed out.
+    """Return P(earlier channels, this one) for each value of this channel by eq. 1-3.
 
-    Plain eq. 1-3: in a component, a channel that nobody asks about contributes exactly 1.
+    Later channels are summed out: in each component they contribute exactly 1.
     """
     c, row = len(earlier), parameters[0].tolist()
     mixture = split_mixture(parameters, channels)

@@ -1,4 +1,4 @@
-"""The head's likelihood: that of PixelCNN++, exact, finite, and of sum one."""
+"""Likelihood of the heads: equal to PixelCNN++, finite, and summing to 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scanline.kernels.constants import MIXTURES
 from scanline.model.heads import logistic_log_prob
 from tests.conftest import assert_close, tiny_config
 from tests.model.heads.fixtures import (
-    EVERYTHING,
+    ALL_VALUES,
     bin_probability,
     distribution,
     make_head,
@@ -22,7 +22,7 @@ from tests.model.heads.fixtures import (
 
 
 def paper_probability(parameters: list[float], values: list[int]) -> float:
-    """Eq. 1-3 with the channels' means moved as eq. 3 says, component after component."""
+    """Compute eq. 1-3, with the means shifted by eq. 3, one component at a time."""
     channels = len(values)
 
     def parameter(row: int, component: int) -> float:
@@ -37,8 +37,8 @@ def paper_probability(parameters: list[float], values: list[int]) -> float:
         x = [value / 127.5 - 1 for value in values]
         if channels == 3:
             alpha, beta, gamma = (math.tanh(parameter(7 + p, i)) for p in range(3))
-            means[1] += alpha * x[0]  # green moves with red
-            means[2] += beta * x[0] + gamma * x[1]  # blue with red and green
+            means[1] += alpha * x[0]  # green depends on red
+            means[2] += beta * x[0] + gamma * x[1]  # blue depends on red and green
         product = weights[i] / sum(weights)
         for value, mean, scale in zip(values, means, scales, strict=True):
             product *= bin_probability(value, mean, scale)
@@ -47,7 +47,7 @@ def paper_probability(parameters: list[float], values: list[int]) -> float:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_mixture_likelihood_is_the_papers(channels: int) -> None:
+def test_mixture_likelihood_equals_pixelcnn_plus_plus(channels: int) -> None:
     head = make_head("logistic_mixture", channels)
     parameters = random_parameters(
         tiny_config(head="logistic_mixture", channels=channels).head_outputs, 60
@@ -69,8 +69,8 @@ def test_mixture_likelihood_is_the_papers(channels: int) -> None:
 
 @pytest.mark.parametrize("log_scale", [-7.0, -5.0, -3.0, -1.0, 2.0])
 @pytest.mark.parametrize("mean", [-1.5, -1.0, -0.3, 0.0, 0.9999, 1.3])
-def test_each_bin_of_one_logistic(mean: float, log_scale: float) -> None:
-    values = EVERYTHING.double() / 127.5 - 1
+def test_bin_probabilities_of_one_logistic(mean: float, log_scale: float) -> None:
+    values = ALL_VALUES.double() / 127.5 - 1
     here = torch.tensor(mean, dtype=torch.float64)
     got = logistic_log_prob(values, here, torch.full_like(here, log_scale)).exp()
     scale = math.exp(log_scale)
@@ -90,8 +90,8 @@ def test_grey_probabilities_sum_to_one(log_scale: float) -> None:
         assert abs(float(total) - 1) < 1e-9
 
 
-def test_rgb_probabilities_sum_to_the_marginal_step_by_step() -> None:
-    """Summed over blue they give P(red, green); those, over green, P(red); and those 1."""
+def test_rgb_probabilities_sum_to_the_marginals() -> None:
+    """Summing over blue gives P(red, green), over green P(red), and over red 1."""
     head = make_head("logistic_mixture", 3)
     parameters = random_parameters(100, 1, seed=2)
     parameters[:, 40:70] -= 1.5

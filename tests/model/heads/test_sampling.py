@@ -1,4 +1,4 @@
-"""The head's samples: by inverse CDF, of the likelihood's own probabilities."""
+"""Sampling of the heads by inverse CDF, with the probabilities of the likelihood."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mixture_parameters(
     log_scales: list[list[float]],
     coefficients: list[list[float]] | None = None,
 ) -> Tensor:
-    """Lay out one mixture, ``[channel][component]``; components not named weigh nothing."""
+    """Return the parameters of one mixture; components that are not given have no weight."""
     pairs = channels * (channels - 1) // 2
     rows = [weights, *means, *log_scales, *(coefficients or [[0.0]] * pairs)]
     parameters = torch.zeros(1, len(rows), MIXTURES, dtype=torch.float64)
@@ -47,7 +47,7 @@ def draw(head: Head, parameters: Tensor, uniforms: Tensor, temperature: float = 
 
 
 def chi_square_passes(counts: np.ndarray, probabilities: np.ndarray) -> bool:
-    """Pearson's test at five standard deviations, cells with little expected joined."""
+    """Pearson's test at five standard deviations, with rare cells merged."""
     expected = probabilities / probabilities.sum() * counts.sum()
     order = np.argsort(expected)
     rare = np.cumsum(expected[order]) < 20
@@ -55,7 +55,7 @@ def chi_square_passes(counts: np.ndarray, probabilities: np.ndarray) -> bool:
     cells = np.append(np.delete(counts, few), counts[few].sum())
     wanted = np.append(np.delete(expected, few), expected[few].sum())
     kept = wanted > 1e-9
-    assert counts[expected <= 1e-300].sum() == 0  # what cannot be drawn was not
+    assert counts[expected <= 1e-300].sum() == 0  # impossible values were not drawn
     statistic = ((cells[kept] - wanted[kept]) ** 2 / wanted[kept]).sum()
     freedom = kept.sum() - 1
     return bool(statistic < freedom + 5 * math.sqrt(2 * freedom) + 10)
@@ -76,11 +76,11 @@ def test_grey_samples_follow_the_likelihood(kind: str, dtype: torch.dtype) -> No
     assert chi_square_passes(counts, expected.detach().numpy())
     other = random_parameters(config.head_outputs, 1, seed=4)
     wrong = distribution(head, other, []).detach().numpy()
-    assert not chi_square_passes(counts, wrong + 1e-12)  # the test can tell
+    assert not chi_square_passes(counts, wrong + 1e-12)  # the test has power
 
 
 def test_rgb_mixture_samples_follow_the_likelihood_channel_by_channel() -> None:
-    """Red alone, then green and blue among the draws that share a frequent red and green."""
+    """Test red alone, then green and blue given a frequent red and green."""
     head = make_head("logistic_mixture", 3)
     parameters = mixture_parameters(
         3,
@@ -103,7 +103,7 @@ def test_rgb_mixture_samples_follow_the_likelihood_channel_by_channel() -> None:
 
 def test_rgb_categorical_samples_follow_the_likelihood() -> None:
     head = make_head("categorical", 3)
-    parameters = 3 * random_parameters(768, 1, seed=6)  # so sharp that a pair is frequent
+    parameters = 3 * random_parameters(768, 1, seed=6)  # sharp, so that a pair is frequent
     uniforms = torch.from_numpy(np.random.default_rng(2).random((50_000, 3)))
     values = draw(head, parameters, uniforms).numpy().astype(np.int64)
     earlier: list[int] = []
@@ -123,10 +123,8 @@ GRID = (torch.arange(50_000, dtype=torch.float64) + 0.5) / 50_000
 
 @pytest.mark.parametrize("mean", [-0.97, 0.1, 1.02])
 @pytest.mark.parametrize("log_scale", [-5.0, -3.0, -0.5])
-def test_a_logistics_uniforms_are_cut_exactly_at_its_probabilities(
-    mean: float, log_scale: float
-) -> None:
-    """A fine grid of u falls into 256 intervals in order, each as long as its value is likely."""
+def test_logistic_inverse_cdf_boundaries(mean: float, log_scale: float) -> None:
+    """A fine grid of u falls into 256 ordered intervals, as long as the probabilities."""
     head = make_head("logistic_mixture", 1)
     parameters = mixture_parameters(1, [0.0], [[mean]], [[log_scale]])
     uniforms = torch.stack([torch.full_like(GRID, 0.5), GRID], 1)
@@ -137,7 +135,7 @@ def test_a_logistics_uniforms_are_cut_exactly_at_its_probabilities(
     assert (lengths - expected).abs().max() <= 1.01 / len(GRID)
 
 
-def test_a_mixtures_component_is_cut_exactly_at_the_weights() -> None:
+def test_mixture_component_boundaries() -> None:
     head = make_head("logistic_mixture", 1)
     weights = [0.5, -1.0, 0.2, -0.7]
     means = [-0.9, -0.3, 0.3, 0.9]
@@ -150,10 +148,10 @@ def test_a_mixtures_component_is_cut_exactly_at_the_weights() -> None:
         assert abs(float((values == value).double().mean()) - share) <= 1.01 / len(GRID) + 1e-7
 
 
-def test_a_categorical_is_cut_exactly_at_its_probabilities() -> None:
+def test_categorical_inverse_cdf_boundaries() -> None:
     head = make_head("categorical", 1)
     parameters = random_parameters(256, 1)
-    parameters[:, 100:200] = -1e9  # impossible values get no interval
+    parameters[:, 100:200] = -1e9  # impossible values have empty intervals
     values = draw(head, parameters, GRID.unsqueeze(1))[:, 0].long()
     assert (values.diff() >= 0).all()
     lengths = torch.bincount(values, minlength=256) / len(GRID)
@@ -163,8 +161,8 @@ def test_a_categorical_is_cut_exactly_at_its_probabilities() -> None:
 
 
 @pytest.mark.parametrize(("kind", "channels"), KINDS)
-def test_temperature_zero_is_the_likeliest_value_by_brute_force(kind: str, channels: int) -> None:
-    """Channel after channel: the likeliest red, the likeliest green for it, the likeliest blue."""
+def test_temperature_zero_takes_the_most_likely_value(kind: str, channels: int) -> None:
+    """Compare with a search, channel after channel."""
     head = make_head(kind, channels)
     config = tiny_config(head=kind, channels=channels)
     rows = random_parameters(config.head_outputs, 12, seed=9)
@@ -175,7 +173,7 @@ def test_temperature_zero_is_the_likeliest_value_by_brute_force(kind: str, chann
     noise = torch.rand(12, config.step_draws)
     drawn = head.sample(rows, noise, torch.zeros(12))
     again = head.sample(rows, 1 - noise, torch.zeros(12))
-    assert torch.equal(drawn, again)  # no matter the noise
+    assert torch.equal(drawn, again)  # independent of the noise
     for parameters, values in zip(rows.unsqueeze(1), drawn.tolist(), strict=True):
         earlier: list[int] = []
         for channel in range(channels):
@@ -189,8 +187,8 @@ def test_temperature_zero_is_the_likeliest_value_by_brute_force(kind: str, chann
 
 
 @pytest.mark.parametrize(("kind", "channels"), KINDS)
-def test_cooler_is_sharper(kind: str, channels: int) -> None:
-    """Logistics round one middle spread less; a categorical's mean cost falls."""
+def test_lower_temperature_is_sharper(kind: str, channels: int) -> None:
+    """Logistics with one mean spread less; the mean cost of a categorical falls."""
     head = make_head(kind, channels)
     config = tiny_config(head=kind, channels=channels)
     parameters = random_parameters(config.head_outputs, 1, seed=12)
@@ -208,17 +206,17 @@ def test_cooler_is_sharper(kind: str, channels: int) -> None:
     assert looseness[2] - looseness[0] > 0.2
 
 
-def test_a_categoricals_temperature_divides_the_logits() -> None:
+def test_categorical_temperature_divides_the_logits() -> None:
     head = make_head("categorical", 1)
     parameters = random_parameters(256, 1)
     for temperature in (0.3, 1.7):
         cooled = draw(head, parameters / temperature, GRID[::5].unsqueeze(1))
         values = draw(head, parameters, GRID[::5].unsqueeze(1), temperature)
-        # float32 temperatures: a uniform on a boundary may fall to the other side
+        # float32: a uniform at a boundary may fall on the other side
         assert (cooled != values).sum() <= 2
 
 
-def test_rows_of_one_call_have_their_own_temperatures() -> None:
+def test_rows_have_their_own_temperature() -> None:
     head = make_head("logistic_mixture", 3)
     rows = random_parameters(100, 5)
     uniforms, temperature = torch.rand(5, 4), torch.tensor([0.0, 0.2, 1.0, 3.0, 0.0])
@@ -234,10 +232,10 @@ def test_rows_of_one_call_have_their_own_temperatures() -> None:
 def test_extreme_uniforms_stay_in_range(
     kind: str, channels: int, temperature: float, dtype: torch.dtype
 ) -> None:
-    """The ends of (0, 1) give the ends of the distribution, not NaN and not a wrap-around."""
+    """The ends of (0, 1) give the ends of the distribution, without NaN or wrap-around."""
     head = make_head(kind, channels).to(dtype)
     config = tiny_config(head=kind, channels=channels)
-    least, most = 2.0**-24, 1 - 2.0**-24  # what model/noise.py can give
+    least, most = 2.0**-24, 1 - 2.0**-24  # the range of model/noise.py
     parameters = 4 * random_parameters(config.head_outputs, 1).to(dtype)
     uniforms = torch.tensor([[least], [most]]).expand(2, config.step_draws)
     values = draw(head, parameters, uniforms, temperature)
@@ -250,8 +248,8 @@ def test_extreme_uniforms_stay_in_range(
         assert values.tolist() == expected
 
 
-def test_the_last_uniform_never_draws_what_is_impossible() -> None:
-    """Rounding in the cumulated sum must not push u ≈ 1 past the last value with a weight."""
+def test_largest_uniform_never_draws_an_impossible_value() -> None:
+    """Rounding of the cumulative sum must not push u ≈ 1 past the last possible value."""
     head = make_head("categorical", 1).float()
     most = torch.tensor([[1 - 2.0**-24]])
     for seed in range(300):
@@ -260,19 +258,19 @@ def test_the_last_uniform_never_draws_what_is_impossible() -> None:
         assert int(draw(head, parameters, most)) < 200
 
 
-def test_of_equals_the_lower_are_kept_and_no_more_than_hold_the_share() -> None:
+def test_top_p_keeps_the_lower_of_equal_values() -> None:
     kept = apply_top_p(torch.ones(2, 4), torch.tensor([0.5, 0.6]))
     assert kept.tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
 
 
-def test_all_values_are_kept_where_nothing_is_cut_off_however_unlikely() -> None:
-    """Those before such a value hold all there is, as float32 adds it up."""
+def test_top_p_of_one_keeps_every_value() -> None:
+    """Even values whose predecessors sum to 1 in float32."""
     weights = torch.tensor([[1e-10, 1.0, 1e-20]])
     assert torch.equal(apply_top_p(weights, torch.ones(1)), weights)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_mixture_layout_is_weights_means_scales_coefficients(channels: int) -> None:
+def test_mixture_parameter_layout(channels: int) -> None:
     config: ModelConfig = tiny_config(head="logistic_mixture", channels=channels)
     mixture = split_mixture(torch.arange(float(config.head_outputs)), channels)
     M, pairs = MIXTURES, channels * (channels - 1) // 2
@@ -285,26 +283,28 @@ def test_the_mixture_layout_is_weights_means_scales_coefficients(channels: int) 
     assert float(split_mixture(torch.full((30,), -20.0), 1).log_scales.min()) == -7
 
 
-@pytest.mark.parametrize("heat", [1e-40, 1e-6, 0.03])
+@pytest.mark.parametrize("temperature", [1e-40, 1e-6, 0.03])
 @pytest.mark.parametrize(("kind", "channels"), KINDS)
-def test_the_coldest_probabilities_are_numbers(kind: str, channels: int, heat: float) -> None:
-    """So that guidance may subtract them."""
+def test_log_probs_are_finite_at_tiny_temperatures(
+    kind: str, channels: int, temperature: float
+) -> None:
+    """Guidance subtracts them, so they must not be infinite."""
     head, config = make_head(kind, channels).float(), tiny_config(head=kind, channels=channels)
     parameters = 4 * random_parameters(config.head_outputs, 3).float()
     values = torch.full((3, channels), 100)
     for channel in range(channels):
-        logs = head.log_probs(parameters, channel, values, torch.full((3,), heat))
+        logs = head.log_probs(parameters, channel, values, torch.full((3,), temperature))
         assert logs.isfinite().all()
         assert logs.exp().sum(1).tolist() == pytest.approx([1, 1, 1], rel=1e-3)
 
 
-def test_a_cold_logistic_is_narrower_than_any_that_is_learned() -> None:
+def test_low_temperature_scale_is_below_the_learned_minimum() -> None:
     head = make_head("logistic_mixture", 1)
     parameters = mixture_parameters(1, [0.0], [[100 / 127.5 - 1]], [[-7.0]])
     nothing = torch.zeros(1, 1, dtype=torch.long)
     shares = [
-        float(head.log_probs(parameters, 0, nothing, torch.tensor([heat]))[0, 100].exp())
-        for heat in (1.0, 0.1)
+        float(head.log_probs(parameters, 0, nothing, torch.tensor([temperature]))[0, 100].exp())
+        for temperature in (1.0, 0.1)
     ]
     assert shares[0] == pytest.approx(math.tanh(math.exp(7) / 255 / 2), abs=1e-4)
     assert shares[1] > 1 - 1e-6

@@ -1,4 +1,7 @@
-"""What the parts compute: the views share their code, so their agreement says nothing of it."""
+"""Blocks and input layers compared with plain computations.
+
+The three evaluations share this code, so comparing them with each other would not find its bugs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tests.conftest import assert_close, random_canvas, random_network, tiny_con
 @torch.no_grad()
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_a_block_is_the_plain_computation(norm: str, activation: str) -> None:
+def test_block_equals_plain_computation(norm: str, activation: str) -> None:
     config = tiny_config(norm=norm, activation=activation)
     block = random_network(config).blocks[0]
     w = {name.removeprefix("attention."): p.detach() for name, p in block.named_parameters()}
@@ -56,7 +59,7 @@ def test_a_block_is_the_plain_computation(norm: str, activation: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("encoding", ["table", "linear", "table+linear"])
 @pytest.mark.parametrize("order", ["subpixel", "pixel"])
-def test_the_first_layer_sees_places_position_and_label(order: str, encoding: str) -> None:
+def test_embedding_sums_places_position_and_label(order: str, encoding: str) -> None:
     config = tiny_config(channels=3, order=order, encoding=encoding, classes=("a", "b"))
     network = random_network(config)
     w = dict(network.named_parameters())
@@ -65,7 +68,7 @@ def test_the_first_layer_sees_places_position_and_label(order: str, encoding: st
     canvas = random_canvas(config, 1)
     steps = torch.arange(config.steps).unsqueeze(0)
     got = network.embed(canvas, steps, torch.tensor([1]))[0]
-    ids = layer.place_ids(canvas, steps)[0]  # checked below
+    ids = layer.place_ids(canvas, steps)[0]  # tested below
     for step in range(config.steps):
         pixel, part = divmod(step, config.steps_per_pixel)
         expected = w["positions.row"][pixel // 4] + w["positions.column"][pixel % 4]
@@ -85,7 +88,7 @@ def test_the_first_layer_sees_places_position_and_label(order: str, encoding: st
         assert_close(got[step], expected)
 
 
-def test_neighbours_are_where_they_should_be() -> None:
+def test_neighbour_index() -> None:
     height, width = 5, 6
     index = neighbour_index(height, width)
     assert index.shape == (30, 17)
@@ -99,7 +102,7 @@ def test_neighbours_are_where_they_should_be() -> None:
 
 
 @pytest.mark.parametrize("order", ["subpixel", "pixel"])
-def test_places_hold_the_neighbours_values_and_the_pixels_own(order: str) -> None:
+def test_place_ids(order: str) -> None:
     config = tiny_config(channels=3, order=order, encoding="linear")
     layer = NeighbourhoodInput(config)
     canvas = random_canvas(config, 2)
@@ -117,7 +120,7 @@ def test_places_hold_the_neighbours_values_and_the_pixels_own(order: str) -> Non
         assert ids[1, step].tolist() == expected
 
 
-def test_the_sinusoidal_code_is_vaswanis() -> None:
+def test_sinusoidal_code_matches_vaswani() -> None:
     code = sinusoidal_code(torch.arange(50), 6)
     for position, i in itertools.product(range(50), range(3)):
         angle = torch.tensor(position / 10_000 ** (2 * i / 6))
@@ -127,8 +130,8 @@ def test_the_sinusoidal_code_is_vaswanis() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("head", ["categorical", "logistic_mixture"])
-def test_autocast_leaves_intensities_their_precision(head: str) -> None:
-    """What reads intensities and what gives their means is rounded nowhere: only the blocks are."""
+def test_autocast_does_not_round_intensities(head: str) -> None:
+    """Autocast rounds only the blocks, neither the input map nor the head."""
     config = tiny_config(encoding="linear", head=head)
     network = random_network(config, dtype=torch.float32)
     canvas, steps = random_canvas(config, 2), torch.arange(config.steps).expand(2, -1)

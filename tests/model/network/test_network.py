@@ -1,4 +1,4 @@
-"""One network, three views that agree (parallel, prefilled, recurrent) and see only the past."""
+"""``forward``, ``prefill`` and ``step`` agree and are causal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.model.network.variants import (
 )
 
 
-def test_the_variants_are_many() -> None:
+def test_variants_cover_all_options() -> None:
     assert len(VARIANTS) == 144
     for option in ("norm", "activation", "positions", "start", "head", "order", "input"):
         assert len({getattr(config, option) for config in VARIANTS.values()}) == 2
@@ -35,7 +35,7 @@ def test_the_variants_are_many() -> None:
 @torch.no_grad()
 @every_variant
 def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None:
-    """A step is a function of the state: prefilled to the stepped one, it goes on as that does."""
+    """Also compare the steps after a prefill."""
     network = random_network(config)
     canvas, labels = random_canvas(config, 3), random_labels(config, 3)
     parallel = network(canvas, labels)
@@ -48,16 +48,16 @@ def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None
         rows.append(part)
         done = until
         known = canvas.clone()
-        known[:, length:] = 255 - known[:, length:]  # prefill must not look there
+        known[:, length:] = 255 - known[:, length:]  # prefill must not read these
         prefilled, _ = network.prefill(known, torch.full((3,), length), labels)
-        for mine, theirs in zip(tensors(prefilled), tensors(state), strict=True):
-            assert_close(mine, theirs)
+        for actual, expected in zip(tensors(prefilled), tensors(state), strict=True):
+            assert_close(actual, expected)
     assert_close(torch.cat(rows, 1), parallel)
 
 
 @torch.no_grad()
 @every_layer
-def test_a_prefilled_state_goes_on(config: ModelConfig) -> None:
+def test_prefilled_state_continues(config: ModelConfig) -> None:
     network = random_network(config)
     canvas, labels = random_canvas(config, 3), random_labels(config, 3)
     parallel = network(canvas, labels)
@@ -79,31 +79,33 @@ def test_rows_prefill_to_different_lengths(config: ModelConfig) -> None:
         one = slice(row, row + 1)
         label = None if labels is None else labels[one]
         alone, _ = network.prefill(canvas[one], lengths[one], label)
-        for mine, theirs in zip(tensors(state), tensors(alone), strict=True):
-            assert_close(mine[one], theirs)
+        for actual, expected in zip(tensors(state), tensors(alone), strict=True):
+            assert_close(actual[one], expected)
         assert_close(bits[row, :length], whole[row, :length])
         assert (bits[row, length:] == 0).all()
-    assert all((part[0] == 0).all() for part in tensors(state))  # a row of no pixels has seen none
+    assert all(
+        (part[0] == 0).all() for part in tensors(state)
+    )  # a row without pixels has the initial state
 
 
 @torch.no_grad()
 @every_layer
-def test_prefill_of_nothing_is_the_empty_state(config: ModelConfig) -> None:
+def test_empty_prefill_is_the_initial_state(config: ModelConfig) -> None:
     network = random_network(config)
     state, bits = network.prefill(
         random_canvas(config, 2), torch.zeros(2, dtype=torch.long), random_labels(config, 2)
     )
-    for mine, empty in zip(tensors(state), tensors(network.initial_state(2)), strict=True):
-        assert torch.equal(mine, empty)
-        assert mine.dtype == torch.float64
+    for actual, empty in zip(tensors(state), tensors(network.initial_state(2)), strict=True):
+        assert torch.equal(actual, empty)
+        assert actual.dtype == torch.float64
     assert bits.shape == (2, config.pixels)
     assert (bits == 0).all()
 
 
 @torch.no_grad()
 @few_variants
-def test_float32_views_agree(config: ModelConfig) -> None:
-    network = LinearTransformer(config).eval()  # as initialised, the scale of real networks
+def test_float32_evaluations_agree(config: ModelConfig) -> None:
+    network = LinearTransformer(config).eval()  # initial weights, which have a realistic scale
     canvas, labels = random_canvas(config, 2), random_labels(config, 2)
     recurrent, _ = steps_from(network, canvas, network.initial_state(2), 0, labels)
     assert_close(recurrent, network(canvas, labels))
@@ -111,17 +113,17 @@ def test_float32_views_agree(config: ModelConfig) -> None:
 
 @torch.no_grad()
 @every_variant
-def test_a_value_changes_later_steps_only(config: ModelConfig) -> None:
-    """The parameters of step s depend on the values before s: on those all, and on no other."""
+def test_causality(config: ModelConfig) -> None:
+    """The parameters of step s depend on all values before s and on no others."""
     network = random_network(config)
     canvas, labels = random_canvas(config, 1), random_labels(config, 1)
     given = int(config.start == "given")
     before = network(canvas, labels)
     for value in (0, 1, config.values // 2, config.values - 1):
         changed = canvas.clone()
-        changed.view(-1)[value] += 100  # uint8 wraps
+        changed.view(-1)[value] += 100  # wraps around
         after = network(changed, labels)
-        first = value // config.step_channels + 1 - given  # row of the first step that may see it
+        first = value // config.step_channels + 1 - given  # first step that may depend on it
         assert_close(after[:, :first], before[:, :first])
         if first < after.shape[1]:
             assert not torch.allclose(after[:, first:], before[:, first:], rtol=1e-6)
@@ -131,8 +133,8 @@ def test_a_value_changes_later_steps_only(config: ModelConfig) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("head", ["categorical", "logistic_mixture"])
-def test_within_a_pixel_later_channels_see_earlier_ones(head: str) -> None:
-    """Drawn a pixel a step: red's share of the cost is blind to green, blue's sees both."""
+def test_later_channels_depend_on_earlier_ones(head: str) -> None:
+    """With one step per pixel, the cost of red ignores green, and that of blue uses both."""
     config = tiny_config(channels=3, head=head)
     network = random_network(config)
     parameters = torch.randn(1, config.head_outputs, dtype=torch.float64)
@@ -145,7 +147,7 @@ def test_within_a_pixel_later_channels_see_earlier_ones(head: str) -> None:
     base = blue_given(100, 50)
     assert (blue_given(101, 50) - base).abs().max() > 1e-9
     assert (blue_given(100, 51) - base).abs().max() > 1e-9
-    # Changing blue changes nothing in how red and green are drawn: the same uniforms, same values.
+    # Changing blue does not change how red and green are drawn from the same uniforms.
     uniforms = torch.rand(1, config.step_draws)
     last = uniforms.clone()
     last[:, -1] = 1 - last[:, -1]
@@ -156,7 +158,7 @@ def test_within_a_pixel_later_channels_see_earlier_ones(head: str) -> None:
 
 
 @torch.no_grad()
-def test_labels_matter_and_none_is_the_extra_one() -> None:
+def test_labels_change_the_result() -> None:
     config = tiny_config(classes=("cat", "dog", "owl"))
     network = random_network(config)
     canvas = random_canvas(config, 1).expand(4, -1, -1)
@@ -168,7 +170,7 @@ def test_labels_matter_and_none_is_the_extra_one() -> None:
 
 
 @torch.no_grad()
-def test_labels_without_classes_are_refused() -> None:
+def test_labels_without_classes_are_rejected() -> None:
     config = tiny_config()
     with pytest.raises(ValueError, match="without classes and takes no labels"):
         LinearTransformer(config)(random_canvas(config, 1), torch.zeros(1, dtype=torch.long))
@@ -176,7 +178,7 @@ def test_labels_without_classes_are_refused() -> None:
 
 @torch.no_grad()
 @every_variant
-def test_bits_are_the_heads_summed_over_each_pixel(config: ModelConfig) -> None:
+def test_bits_sum_the_heads_bits_per_pixel(config: ModelConfig) -> None:
     network = random_network(config)
     canvas, labels = random_canvas(config, 2), random_labels(config, 2)
     bits = network.bits(canvas, labels)
@@ -186,8 +188,10 @@ def test_bits_are_the_heads_summed_over_each_pixel(config: ModelConfig) -> None:
     by_hand = torch.zeros(2, config.pixels, dtype=torch.float64)
     for step in range(given, config.steps):
         pixel, part = divmod(step, config.steps_per_pixel)
-        mine = slice(part * config.step_channels, (part + 1) * config.step_channels)
-        by_hand[:, pixel] += network.head.bits(parameters[:, step - given], canvas[:, pixel, mine])
+        channels = slice(part * config.step_channels, (part + 1) * config.step_channels)
+        by_hand[:, pixel] += network.head.bits(
+            parameters[:, step - given], canvas[:, pixel, channels]
+        )
     assert_close(bits, by_hand)
     _, prefilled = network.prefill(canvas, torch.full((2,), config.pixels), labels)
     assert_close(prefilled, bits)
@@ -196,13 +200,13 @@ def test_bits_are_the_heads_summed_over_each_pixel(config: ModelConfig) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("channels", [1, 3])
 def test_probabilities_of_all_images_sum_to_one(channels: int) -> None:
-    """Exact likelihood, end to end: all 2-pixel images over values that carry everything."""
+    """The likelihoods of all 2-pixel images with the possible values sum to 1."""
     config = ModelConfig(
         height=1, width=2, channels=channels, order="subpixel", head="categorical", n_layers=1,
         n_heads=1, d_model=8, d_ff=8,
     )  # fmt: skip
     network = random_network(config)
-    # Only 3 values can occur, so that 3^values images are all of them.
+    # Only 3 values are possible, so there are 3^values images.
     network.head.predictor.bias[3:] = -1e4
     values = torch.tensor(list(itertools.product(range(3), repeat=config.values)))
     canvas = values.view(-1, 2, channels).to(torch.uint8)
@@ -211,7 +215,7 @@ def test_probabilities_of_all_images_sum_to_one(channels: int) -> None:
 
 
 @torch.no_grad()
-def test_rows_do_not_see_each_other() -> None:
+def test_rows_are_independent() -> None:
     config = tiny_config(classes=("a", "b"))
     network = random_network(config)
     canvas, labels = random_canvas(config, 4), torch.tensor([0, 1, 2, 0])
@@ -220,8 +224,8 @@ def test_rows_do_not_see_each_other() -> None:
         assert_close(network(canvas[row : row + 1], labels[row : row + 1])[0], together[row])
 
 
-def test_every_parameter_learns() -> None:
-    """A parameter without a gradient would be one that no data reaches."""
+def test_every_parameter_has_a_gradient() -> None:
+    """A parameter without a gradient would be unused."""
     for name, config in (FEW | LAYERS).items():
         network = random_network(config)
         labels = torch.tensor([0, 1, 2]) if config.classes else None

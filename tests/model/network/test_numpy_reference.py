@@ -1,4 +1,4 @@
-"""What ``mnist`` is and how it draws, in numpy alone, as weights/README.md tells it."""
+"""Implementation of ``mnist`` in numpy, following weights/README.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def phi(x: Array) -> Array:
 
 
 def kept(p: Array, share: float) -> NDArray[np.bool_]:
-    """Say which are the likeliest values, that hold this share."""
+    """Return the mask of the most likely values with this share."""
     order = np.argsort(-p, kind="stable")
     before = p[order].cumsum() - p[order]
     found = np.zeros(len(p), np.bool_)
@@ -37,17 +37,17 @@ def kept(p: Array, share: float) -> NDArray[np.bool_]:
     return found
 
 
-class Twin:
-    """One picture ``[H, W]`` under a network whose tensors these are, step by step."""
+class NumpyNetwork:
+    """Network with given tensors, evaluated step by step on one image ``[H, W]``."""
 
     def __init__(self, tensors: dict[str, Array], heads: int, label: int) -> None:
-        self.w, self.label = tensors, label  # the number of classes stands for none
+        self.w, self.label = tensors, label  # the number of classes means no label
         self.height, self.width = (len(tensors[f"positions.{k}"]) for k in ("row", "column"))
         self.layers = len({name.split(".")[1] for name in tensors if name[:6] == "blocks"})
         D = tensors["norm.weight"].size
         self.heads, K = heads, D // heads
         self.kv, self.z = np.zeros((self.layers, heads, K, K)), np.zeros((self.layers, heads, K))
-        self.seen = np.zeros((self.layers, 2, self.height + 1, self.width + 2, D))  # zeros around
+        self.seen = np.zeros((self.layers, 2, self.height + 1, self.width + 2, D))  # zero padding
 
     def linear(self, x: Array, name: str) -> Array:
         y: Array = self.w[f"{name}.weight"] @ x + self.w[f"{name}.bias"]
@@ -66,15 +66,15 @@ class Twin:
         y: Array = (weight * np.stack(taps)).sum(0)
         return y
 
-    def step(self, picture: NDArray[Any], t: int) -> Array:
-        """Give the log probability of each value of pixel t, given those before."""
+    def step(self, image: NDArray[Any], t: int) -> Array:
+        """Return the log probability of each value of pixel t, given the earlier ones."""
         row, column = divmod(t, self.width)
         x = self.w["positions.row"][row] + self.w["positions.column"][column]
         x = x + self.w["label_embedding.weight"][self.label]
         for place, (down, right) in enumerate(NEIGHBOURS):
             r, c = row + down, column + right
             inside = r >= 0 and 0 <= c < self.width
-            x = x + self.w["input.tables"][257 * place + (int(picture[r, c]) if inside else 256)]
+            x = x + self.w["input.tables"][257 * place + (int(image[r, c]) if inside else 256)]
         for layer in range(self.layers):
             block = f"blocks.{layer}"
             y = self.conv(self.norm(x, f"{block}.norm1"), layer, 0, row, column)
@@ -96,17 +96,17 @@ class Twin:
         return result
 
 
-def twin(network: torch.nn.Module, label: int) -> Twin:
+def numpy_network(network: torch.nn.Module, label: int) -> NumpyNetwork:
     tensors = {name: t.double().numpy() for name, t in network.state_dict().items()}
-    return Twin(tensors, CONFIG.n_heads, label)
+    return NumpyNetwork(tensors, CONFIG.n_heads, label)
 
 
-def test_the_likelihood_is_the_networks() -> None:
+def test_numpy_likelihood_equals_the_network() -> None:
     network, canvas = random_network(CONFIG), random_canvas(CONFIG, 1)
-    picture = canvas.numpy().reshape(CONFIG.height, CONFIG.width)
+    image = canvas.numpy().reshape(CONFIG.height, CONFIG.width)
     for label in range(3):
-        one = twin(network, label)
-        bits = [-one.step(picture, t)[picture.flat[t]] / np.log(2) for t in range(CONFIG.pixels)]
+        one = numpy_network(network, label)
+        bits = [-one.step(image, t)[image.flat[t]] / np.log(2) for t in range(CONFIG.pixels)]
         with torch.no_grad():
             expected = network.bits(canvas, torch.tensor([label if label < 2 else -1]))[0]
         assert_close(torch.tensor(bits, dtype=torch.float64), expected)
@@ -115,14 +115,16 @@ def test_the_likelihood_is_the_networks() -> None:
 @pytest.mark.parametrize(
     ("label", "guidance", "top_p"), [(2, 1.0, 1.0), (2, 1.0, 0.9), (1, 1.75, 0.98)]
 )
-def test_the_samples_are_the_reference_decoders(label: int, guidance: float, top_p: float) -> None:
+def test_numpy_samples_equal_the_reference_decoder(
+    label: int, guidance: float, top_p: float
+) -> None:
     network, seed = random_network(CONFIG, dtype=torch.float32), 2**40 + 7
     words = np.random.Philox(key=seed).random_raw(CONFIG.pixels)
     uniforms = ((words >> np.uint64(41)).astype(np.float64) + 0.5) / 2**23
-    one, other = twin(network, label), twin(network, 2)
-    picture = np.zeros((CONFIG.height, CONFIG.width), np.uint8)
+    one, other = numpy_network(network, label), numpy_network(network, 2)
+    image = np.zeros((CONFIG.height, CONFIG.width), np.uint8)
     for t, u in enumerate(uniforms):
-        log_p, without = one.step(picture, t), other.step(picture, t)
+        log_p, without = one.step(image, t), other.step(image, t)
         if guidance != 1:
             likely = kept(np.exp(log_p), 1 - (1 - top_p) / 4)
             log_p = np.where(likely, guidance * log_p + (1 - guidance) * without, -np.inf)
@@ -130,9 +132,15 @@ def test_the_samples_are_the_reference_decoders(label: int, guidance: float, top
         if top_p < 1:
             p = p * kept(p, top_p)
         total = p.cumsum()
-        picture.flat[t] = min(int((total <= u * total[-1]).sum()), 255)
-    asked = None if label == 2 else label
+        image.flat[t] = min(int((total <= u * total[-1]).sum()), 255)
+    label_or_none = None if label == 2 else label
     drawn = draw(
-        network, 1, seed=seed, label=asked, guidance=guidance, top_p=top_p, backend="reference"
+        network,
+        1,
+        seed=seed,
+        label=label_or_none,
+        guidance=guidance,
+        top_p=top_p,
+        backend="reference",
     )
-    assert (drawn[0, :, :, 0] == picture).all()
+    assert (drawn[0, :, :, 0] == image).all()

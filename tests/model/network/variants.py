@@ -1,4 +1,4 @@
-"""Networks of every combination of options, and their recurrent view run by hand."""
+"""Configs of all option combinations, and a helper that runs their steps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.conftest import tiny_config
 
 
 def variants() -> dict[str, ModelConfig]:
-    """Give every valid combination of the options that meet in one place, and of the rest in turn.
+    """Return all valid combinations of interacting options, with the others cycled through.
 
-    What feeds the first layer (input, encoding, order, positions, start, channels, classes) and
-    the head are crossed in full; norm and activation, which live in the block, run along.
+    The options of the input (input, encoding, order, positions, start, channels, classes) and the
+    head are fully crossed. Norm and activation, which affect only the blocks, are cycled through.
     """
     found: dict[str, ModelConfig] = {}
     blocks = itertools.cycle(itertools.product(("pre", "post"), ("gelu", "relu")))
@@ -72,7 +72,7 @@ every_layer = pytest.mark.parametrize("config", SEEN.values(), ids=SEEN.keys())
 
 
 def random_labels(config: ModelConfig, rows: int) -> Tensor | None:
-    """Give a class or "no label" to each row in turn, None where there are no classes."""
+    """Return a class or "no label" for each row in turn, or None without classes."""
     if not config.classes:
         return None
     return torch.arange(rows) % (len(config.classes) + 1) - 1
@@ -86,7 +86,7 @@ def steps_from(
     labels: Tensor | None,
     end: int | None = None,
 ) -> tuple[Tensor, list[State]]:
-    """Run the recurrent view from step ``start`` to before ``end``, or the end."""
+    """Run ``step`` from step ``start`` to ``end``, exclusive, or to the last one."""
     given = int(network.config.start == "given")
     rows = [
         network.step(canvas, torch.full((canvas.shape[0],), step), state, labels)
