@@ -77,15 +77,16 @@ class InputBatch:
     def prefix_lengths(self) -> NDArray[np.int32]:
         """Number of leading known pixels of each row: int32 ``[S]``."""
         unknown = ~self.known
-        first = unknown.argmax(1)
-        whole = self.known.shape[1]
-        lengths: NDArray[np.int32] = np.where(unknown.any(1), first, whole).astype(np.int32)
+        first, pixels = unknown.argmax(1), self.known.shape[1]
+        lengths: NDArray[np.int32] = np.where(unknown.any(1), first, pixels).astype(np.int32)
         return lengths
 
     def select(self, rows: Slots) -> InputBatch:
         """Return the batch of these rows, in this order."""
-        taken = {field.name: getattr(self, field.name)[np.asarray(rows)] for field in fields(self)}
-        return InputBatch(**taken)
+        selected = {
+            field.name: getattr(self, field.name)[np.asarray(rows)] for field in fields(self)
+        }
+        return InputBatch(**selected)
 
     def check(self, config: ModelConfig) -> None:
         """Raise ``ValueError`` if a value is out of range or the model lacks a label."""
@@ -181,21 +182,20 @@ class Decoder(ABC):
                 inputs are invalid.
         """
         rows = np.asarray(slots, np.int32)
-        there = rows != NO_SLOT
+        used = rows != NO_SLOT
         inputs.check(self.config)
-        inputs, rows = inputs.select(there), rows[there]
+        inputs, rows = inputs.select(used), rows[used]
         lengths, guided = inputs.prefix_lengths, inputs.twin != NO_SLOT
-        mine = self.inputs
-        everyone = self._valid_slots(np.concatenate([rows, inputs.twin[guided]]))
+        twins, arrays = inputs.twin[guided], self.inputs
+        targets = self._valid_slots(np.concatenate([rows, twins]))
         for field in fields(InputBatch):
             values = getattr(inputs, field.name)
-            getattr(mine, field.name)[everyone] = np.concatenate([values, values[guided]])
-        mine.canvas[everyone] *= mine.known[everyone][..., None]
-        twins = inputs.twin[guided]
-        mine.label[twins], mine.twin[twins], mine.guidance[twins] = NO_LABEL, NO_SLOT, 1
-        self.bits[everyone] = 0
-        self.positions[everyone] = 0
-        self._reset_state(everyone, np.concatenate([lengths, lengths[guided]]))
+            getattr(arrays, field.name)[targets] = np.concatenate([values, values[guided]])
+        arrays.canvas[targets] *= arrays.known[targets][..., None]
+        arrays.label[twins], arrays.twin[twins], arrays.guidance[twins] = NO_LABEL, NO_SLOT, 1
+        self.bits[targets] = 0
+        self.positions[targets] = 0
+        self._reset_state(targets, np.concatenate([lengths, lengths[guided]]))
 
     @abstractmethod
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
@@ -219,24 +219,24 @@ class Decoder(ABC):
             ValueError: If slots do not exist, are given twice or do not match.
         """
         origins, copies = np.asarray(sources, np.int32), np.asarray(targets, np.int32)
-        paired = np.full_like(copies, NO_SLOT) if twins is None else np.asarray(twins, np.int32)
-        if not origins.shape == copies.shape == paired.shape or (origins == NO_SLOT).any():
+        new_twins = np.full_like(copies, NO_SLOT) if twins is None else np.asarray(twins, np.int32)
+        if not origins.shape == copies.shape == new_twins.shape or (origins == NO_SLOT).any():
             raise ValueError("sources, targets and twins must have the same length")
         self._valid_slots(np.unique(origins))
-        behind = self.inputs.twin[origins]
-        guided = behind != NO_SLOT
-        if ((paired != NO_SLOT) != guided).any():
+        source_twins = self.inputs.twin[origins]
+        guided = source_twins != NO_SLOT
+        if ((new_twins != NO_SLOT) != guided).any():
             raise ValueError(
                 "copies of guided images need a twin slot, and other copies must not have one"
             )
-        origins = np.concatenate([origins, behind[guided]])
-        all_copies = self._valid_slots(np.concatenate([copies, paired[guided]]))
+        origins = np.concatenate([origins, source_twins[guided]])
+        all_copies = self._valid_slots(np.concatenate([copies, new_twins[guided]]))
         if len(all_copies) != len(origins) or np.isin(all_copies, origins).any():
             raise ValueError("targets must differ from each other and from the sources")
         for field in fields(InputBatch):
             array = getattr(self.inputs, field.name)
             array[all_copies] = array[origins]
-        self.inputs.twin[copies] = paired
+        self.inputs.twin[copies] = new_twins
         self.bits[all_copies] = self.bits[origins]
         self.positions[all_copies] = self.positions[origins]
         self._copy_state(origins, all_copies)
@@ -247,12 +247,12 @@ class Decoder(ABC):
 
     def reseed(self, slots: Slots, particles: Sequence[int] | NDArray[np.integer[Any]]) -> None:
         """Switch slots to the uniforms of other particles, from the next pixel on."""
-        there = np.asarray(slots, np.int32) != NO_SLOT
-        self.inputs.particle[self._valid_slots(slots)] = np.asarray(particles, np.uint64)[there]
+        used = np.asarray(slots, np.int32) != NO_SLOT
+        self.inputs.particle[self._valid_slots(slots)] = np.asarray(particles, np.uint64)[used]
 
     @abstractmethod
     def step(self, slots: Slots, n: int) -> None:
-        """Advance each slot by up to ``n`` pixels; a finished image stays as it is."""
+        """Advance each slot by up to ``n`` pixels; finished images do not change."""
 
     def launch(self, slots: Slots, n: int) -> None:
         """Start what ``step`` does without waiting for the device.
@@ -269,8 +269,8 @@ class Decoder(ABC):
         """Return the slots without -1; raise ``ValueError`` if one is unknown or given twice."""
         rows: NDArray[np.int32] = np.asarray(slots, np.int32)
         rows = rows[rows != NO_SLOT]
-        there = not rows.size or (rows.min() >= 0 and rows.max() < self.max_slots)
-        if not there or (len(rows) > 1 and np.bincount(rows).max() > 1):
+        in_range = not rows.size or (rows.min() >= 0 and rows.max() < self.max_slots)
+        if not in_range or (len(rows) > 1 and np.bincount(rows).max() > 1):
             raise ValueError("slots must be -1 or different numbers below max_slots")
         return rows
 

@@ -51,14 +51,14 @@ def check_slot_memory(config: ModelConfig, slots: int, state: int) -> int:
     """
     # Canvas, known mask and bits of each pixel.
     each = state + config.pixels * (config.channels + 1 + 4)
-    there = slot_memory_budget()
-    if slots * each > there:
-        why = ""
+    budget = slot_memory_budget()
+    if slots * each > budget:
+        reason = ""
         if config.attention == "softmax":
-            why = ", because softmax attention keeps every key and value of an image"
+            reason = ", because softmax attention keeps every key and value of an image"
         raise InsufficientMemoryError(
             f"{slots} slots of this model take {slots * each / 1e9:.3g} GB, {each / 1e6:.3g} MB "
-            f"each{why}; {there / 1e9:.3g} GB are available: use at most {there // each}",
-            max_slots=there // each,
+            f"each{reason}; {budget / 1e9:.3g} GB are available: use at most {budget // each}",
+            max_slots=budget // each,
         )
     return slots * each
