@@ -85,8 +85,8 @@ def test_known_pixels_are_equivalent_to_drawn_ones(
     assert np.array_equal(filled.positions, lengths)
     assert np.array_equal(stepped.positions, lengths)
     if backend == "reference":  # both evaluations store the same numbers in the same places
-        for actual, expected in zip(state_of(filled), state_of(stepped), strict=True):
-            assert_close(torch.from_numpy(actual.copy()), torch.from_numpy(expected.copy()), dtype)
+        for actual, reference in zip(state_of(filled), state_of(stepped), strict=True):
+            assert_close(torch.from_numpy(actual.copy()), torch.from_numpy(reference.copy()), dtype)
     assert_close(torch.from_numpy(filled.bits), torch.from_numpy(stepped.bits), dtype)
     for decoder in (stepped, filled):
         for slot, length in enumerate(lengths):
