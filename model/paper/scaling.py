@@ -63,8 +63,8 @@ def attention(kind: str, length: int, size: ScalingSettings) -> peers.Attend | N
     if kind == "linear":
         return lambda q, k, v: linear_attention(q, k, v, feature_map="elu")[0]
     if kind.startswith("lsh-"):
-        turns = random_rotations(int(kind[4:]), size.n_heads, size.head_size, BUCKETS)
-        return lambda q, k, v: lsh_attention(q, v, turns.to(q.device))
+        rotations = random_rotations(int(kind[4:]), size.n_heads, size.head_size, BUCKETS)
+        return lambda q, k, v: lsh_attention(q, v, rotations.to(q.device))
     return naive_softmax_attention if "matrix" in kind else softmax_attention
 
 

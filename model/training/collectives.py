@@ -23,7 +23,7 @@ class GradientAverager:
     """All-reduce of float32 tensors of fixed shapes; every process gets the same bits.
 
     Args:
-        like: tensors with the shapes and the device of those to average.
+        like: tensors with the shapes and the device of the tensors to average.
     """
 
     def __init__(self, like: Sequence[Tensor]) -> None:

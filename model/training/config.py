@@ -87,10 +87,9 @@ def learning_rate_factor(step: int, config: TrainingConfig) -> float:
 def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
     """Return the indices of a step's images, int64 ``[batch]``, out of ``count`` images.
 
-    Each epoch is a new permutation with the seed ``[seed, epoch]``. The seeds of epochs 1 to 3
-    equal those of step 0's dropped labels, shifts and mirroring (``[seed, 1..3, 0]``), because
-    numpy ignores trailing zeros in a seed. This is kept, since other seeds would change runs that
-    are resumed.
+    Each epoch is a new permutation with the seed ``[seed, epoch]``. In step 0, dropped labels,
+    shifts and mirroring have the seeds ``[seed, 1..3, 0]``. These equal the seeds of epochs 1 to 3,
+    because numpy ignores trailing zeros. Other seeds would change runs that are resumed.
     """
     positions = np.arange(step * config.batch, (step + 1) * config.batch)
     indices = np.empty(config.batch, np.int64)

@@ -20,7 +20,7 @@ log = logging.getLogger("scanline.training")
 
 DEFAULT_SIZE = 28  # pixels a side of the images of a folder
 _MAX_HELD_OUT = 1000  # images held out by default, at most
-_NOT_SPLIT = "all of the folder, whatever of it the model was trained on"
+_NOT_SPLIT = "all of the folder, which may include training images"
 _ALL_SEEN = "the model was trained on all of them"
 
 
@@ -123,7 +123,7 @@ def _with_seen_note(data: Dataset, held_out: Dataset, facts: Mapping[str, Any]) 
 
 
 def _split(data: Dataset, count: int) -> tuple[Dataset, Dataset]:
-    """Hold out images; in a folder, by content, so that added images hardly change the split."""
+    """Hold out images; in a folder by content, so that added images change the split little."""
     return split_validation(data, count, seed=0, by_content=data.name not in SOURCES)
 
 

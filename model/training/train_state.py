@@ -28,7 +28,7 @@ _RETRY_HINT = (
 class TrainState:
     """The network in training, the moving average of its weights (EMA), and its optimizers.
 
-    The EMA is what is validated and served. With several data-parallel processes
+    The EMA is validated and served. With several data-parallel processes
     (``distributed.py``) each has its own TrainState and takes its share of every batch.
 
     Args:

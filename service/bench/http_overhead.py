@@ -81,9 +81,9 @@ class SimulatedDecoder(Decoder):
         return None
 
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
-        began = np.zeros(self.max_slots, np.bool_)
-        began[slots] = True
-        self._in_flight = [(due, rows[~began[rows]], n) for due, rows, n in self._in_flight]
+        restarted = np.zeros(self.max_slots, np.bool_)
+        restarted[slots] = True
+        self._in_flight = [(due, rows[~restarted[rows]], n) for due, rows, n in self._in_flight]
         self.canvas[slots] = self.image  # whole; the positions limit what is read
         self.positions[slots] = self._scheduled[slots] = lengths
 
@@ -105,7 +105,7 @@ class SimulatedDecoder(Decoder):
         self._in_flight.append((self._ready_at, rows, n))
 
     def synchronize(self, remaining: int = 0) -> None:
-        """Wait until what was launched is drawn, but for the last ``leave`` launches."""
+        """Wait for all launched steps but the last ``remaining``."""
         while len(self._in_flight) > remaining:
             due, rows, n = self._in_flight.pop(0)
             if (seconds := due - time.perf_counter()) > 0:

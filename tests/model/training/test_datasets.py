@@ -86,7 +86,7 @@ def test_training_images_are_not_used_for_evaluation(
     for other in ({}, facts | {"trained_on": "other"}, facts | {"held_out": count}):
         everything = load_test_data(grey, other, None, *given)
         assert len(everything) == count
-        assert "whatever of it the model was trained on" in everything.note
+        assert "which may include training images" in everything.note
 
 
 def test_images_added_to_folder_do_not_change_split(
