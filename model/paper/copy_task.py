@@ -34,7 +34,7 @@ LEARNED_LOSS = 0.1  # nats per symbol; guessing one of ten symbols gives 2.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class CopyTask:
+class CopyTaskSettings:
     """Settings: sequence length, size of the network, and training with RAdam as in the paper."""
 
     length: int = 128
@@ -53,7 +53,7 @@ class CopyTask:
 class CopyNetwork(nn.Module):
     """Small transformer: symbols ``int64 [B, T]`` → logits of the next symbol ``[B, T, 11]``."""
 
-    def __init__(self, kind: str, task: CopyTask) -> None:
+    def __init__(self, kind: str, task: CopyTaskSettings) -> None:
         super().__init__()
         config = ModelConfig.from_dict(
             {
@@ -84,7 +84,7 @@ def sequences(count: int, length: int, generator: torch.Generator) -> tuple[Tens
     return symbols, copied
 
 
-def train_network(kind: str, seed: int, task: CopyTask, device: torch.device) -> Row:
+def train_network(kind: str, seed: int, task: CopyTaskSettings, device: torch.device) -> Row:
     """Train a network and return its row.
 
     The row has the loss curve ``losses`` (nats per symbol, each the mean of ``every`` steps), the
@@ -116,7 +116,11 @@ def train_network(kind: str, seed: int, task: CopyTask, device: torch.device) ->
 
 
 def _loss(
-    network: nn.Module, task: CopyTask, count: int, generator: torch.Generator, device: torch.device
+    network: nn.Module,
+    task: CopyTaskSettings,
+    count: int,
+    generator: torch.Generator,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean loss of the copied symbols in nats, and their accuracy."""
     symbols, copied = (x.to(device) for x in sequences(count, task.length, generator))
@@ -125,18 +129,22 @@ def _loss(
     return F.cross_entropy(logits, targets), (logits.argmax(-1) == targets).float().mean()
 
 
-class _Figure2(Experiment[CopyTask]):
+class _Figure2(Experiment[CopyTaskSettings]):
     name = "figure2"
     title = "Figure 2: copying"
     inches = (7, 4.2)
-    full = CopyTask()
-    quick = CopyTask(
+    full = CopyTaskSettings()
+    quick = CopyTaskSettings(
         length=12, n_layers=2, n_heads=2, d_model=64, d_ff=128, batch=32, steps=700,
         learning_rate=6e-3, lower_after=500, kinds=("softmax", "linear"),
     )  # fmt: skip
 
     def rows(
-        self, settings: CopyTask, report: Report, data_dir: Path | None, device: torch.device
+        self,
+        settings: CopyTaskSettings,
+        report: Report,
+        data_dir: Path | None,
+        device: torch.device,
     ) -> Rows:
         for seed in range(settings.seeds):
             for kind in settings.kinds:

@@ -42,7 +42,7 @@ TRAINED = ("softmax", "lsh-1", "lsh-4", "linear")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTable:
+class ImageTableSettings:
     """Settings of a table.
 
     Args:
@@ -93,7 +93,7 @@ def crop_center(data: Dataset, side: int, count: int | None = None) -> Dataset:
 
 
 def train_one(
-    table: ImageTable, kind: str, folder: Path, data_dir: Path | None, device: torch.device,
+    table: ImageTableSettings, kind: str, folder: Path, data_dir: Path | None, device: torch.device,
     report: Report,
 ) -> Row:  # fmt: skip
     """Train one kind of attention for the table's time, and return its row.
@@ -118,12 +118,12 @@ def train_one(
     return {"kind": kind, "steps": steps, "images_seen": steps * table.batch} | asdict(result)
 
 
-def _training_config(table: ImageTable, steps: int) -> TrainingConfig:
+def _training_config(table: ImageTableSettings, steps: int) -> TrainingConfig:
     return TrainingConfig(steps=steps, batch=table.batch, warmup=min(100, steps // 5))
 
 
 def _step_seconds(
-    config: ModelConfig, table: ImageTable, data: Dataset, device: torch.device
+    config: ModelConfig, table: ImageTableSettings, data: Dataset, device: torch.device
 ) -> float:
     """Time the training step of the run on a temporary network."""
     images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
@@ -134,12 +134,18 @@ def _step_seconds(
         return timed(lambda: train_state.take_step(images, None), device, repeats=3)
 
 
-class _ImageExperiment(Experiment[ImageTable]):
-    def __init__(self, name: str, title: str, full: ImageTable, quick: ImageTable) -> None:
+class _ImageExperiment(Experiment[ImageTableSettings]):
+    def __init__(
+        self, name: str, title: str, full: ImageTableSettings, quick: ImageTableSettings
+    ) -> None:
         self.name, self.title, self.full, self.quick = name, title, full, quick
 
     def rows(
-        self, settings: ImageTable, report: Report, data_dir: Path | None, device: torch.device
+        self,
+        settings: ImageTableSettings,
+        report: Report,
+        data_dir: Path | None,
+        device: torch.device,
     ) -> Rows:
         """Yield ``train KIND``, then ``draw METHOD BATCH``.
 
@@ -263,22 +269,22 @@ _SMALL: dict[str, Any] = {"n_layers": 2, "n_heads": 4, "d_model": 64, "batch": 8
 
 TABLE1 = _ImageExperiment(
     "table1", "Table 1: MNIST",
-    full=ImageTable(
+    full=ImageTableSettings(
         data="mnist", n_layers=8, crop=28, training_seconds=86400, positions=29,
         stateful_batches=(1, 16, 64, 256), recomputed_batches=(1, 16), **_PAPER,
     ),
-    quick=ImageTable(
+    quick=ImageTableSettings(
         data="mnist", crop=28, training_seconds=60, positions=3, test_images=100,
         stateful_batches=(1, 64), recomputed_batches=(1,), **_SMALL,
     ),
 )  # fmt: skip
 TABLE2 = _ImageExperiment(
     "table2", "Table 2: CIFAR-10",
-    full=ImageTable(
+    full=ImageTableSettings(
         data="cifar10", n_layers=16, crop=32, training_seconds=7 * 86400, positions=33,
         stateful_batches=(1, 16, 64), recomputed_batches=(1, 4), **_PAPER | {"batch": 4},
     ),
-    quick=ImageTable(
+    quick=ImageTableSettings(
         data="cifar10", crop=16, training_seconds=180, positions=3, test_images=100,
         stateful_batches=(1, 16), recomputed_batches=(1,), **_SMALL,
     ),

@@ -16,13 +16,13 @@ from scanline.model.training.train_state import TrainState
 from tests.dataset_files import write_mnist
 from tests.model.paper.fixtures import CPU, NETWORK
 
-TABLE = image_tables.ImageTable(
+TABLE = image_tables.ImageTableSettings(
     data="mnist", n_layers=1, n_heads=2, d_model=16, crop=8, training_seconds=0.05,
     test_images=3, batch=2, positions=2, stateful_batches=(1, 2), recomputed_batches=(1,),
 )  # fmt: skip
 
 
-def small_paper(_: image_tables.ImageTable) -> ModelConfig:
+def small_paper(_: image_tables.ImageTableSettings) -> ModelConfig:
     return replace(NETWORK, channels=1, height=8, width=8, d_model=32)
 
 
@@ -31,7 +31,7 @@ def test_table_trains_every_kind_and_resumes(
 ) -> None:
     write_mnist(tmp_path / "data" / "mnist")
     report = Report(tmp_path / "out", "table1", {})
-    monkeypatch.setattr(image_tables.ImageTable, "timed_network", property(small_paper))
+    monkeypatch.setattr(image_tables.ImageTableSettings, "timed_network", property(small_paper))
     made = dict(TABLE1.rows(TABLE, report, tmp_path / "data", CPU))
     assert [key for key in made if key.startswith("train")] == [
         "train softmax", "train lsh-1", "train lsh-4", "train linear",
@@ -87,7 +87,7 @@ def test_run_of_deleted_report_is_not_resumed(
 ) -> None:
     write_mnist(tmp_path / "data" / "mnist")
     monkeypatch.setattr(image_tables, "TRAINED", ("linear",))
-    monkeypatch.setattr(image_tables.ImageTable, "timed_network", property(small_paper))
+    monkeypatch.setattr(image_tables.ImageTableSettings, "timed_network", property(small_paper))
 
     def made(report: Report) -> dict[str, Any]:
         return dict(TABLE1.rows(TABLE, report, tmp_path / "data", CPU))
