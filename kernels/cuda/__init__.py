@@ -1,1 +1,1 @@
-"""Triton kernels for CUDA devices, and the gate that compiles them without one."""
+"""CUDA kernels in Triton and C++, and a check that compiles them without a GPU."""

@@ -1,18 +1,17 @@
-"""Device code of causal linear attention (eq. 9-15), a chunk of positions at a time.
+"""Triton kernels of causal linear attention (eq. 9-15), one chunk of positions at a time.
 
-A program walks the chunks of one head, forward or in reverse, with the sums of those behind it in
-registers. An output, and each gradient, is always the same two terms,
+A program processes the chunks of one head, forward or in reverse, and keeps the sums over the
+chunks it has processed in registers. The output and each gradient have the same two terms,
 
     out_j = x_j · state + Σ_i (x_j · y_i) w_i        i ≤ j, or i ≥ j in reverse
 
 with (x, y, w) = (φq, φk, v) for eq. 9, (∂o, v, φk) for eq. 13, (v, ∂o, φq) for eq. 14 and
-(φk, φq, ∂o) for eq. 15, and the state the sum of y wᵀ. The denominator is a column of ones beside
-v, whose gradient is -∂o · o over the denominator.
+(φk, φq, ∂o) for eq. 15, where the state is the sum of y wᵀ. The denominator is treated as an
+additional column of ones in v, whose gradient is -∂o · o divided by the denominator.
 
-Names of tensors are those of ``attention.py``. ``o`` and ``grad_o`` are contiguous
-``[B, T, H, V]``, states ``[B, H, ·]``, and ``grad`` has those of q, k and v side by side,
-``[B, T, H (2 K + V)]``.
-Places within a chunk are 32-bit, those of chunks 64-bit.
+Tensors have the names of ``attention.py``. ``o`` and ``grad_o`` are contiguous ``[B, T, H, V]``,
+states ``[B, H, ·]``, and ``grad`` holds the gradients of q, k and v side by side,
+``[B, T, H (2 K + V)]``. Offsets within a chunk are 32-bit, offsets of chunks 64-bit.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import triton.language as tl
 
 @triton.jit
 def load_rows(p, stride, o_t, o_x, m, FEATURES: tl.constexpr):
-    """Load ``[BT, BX]`` as float32, φ applied where asked; 0 where masked, NaN kept."""
+    """Load ``[BT, BX]`` as float32 and apply φ if ``FEATURES``; masked elements are 0."""
     b = tl.load(p + o_t[:, None] * stride + o_x[None, :], mask=m, other=0.0).to(tl.float32)
     if FEATURES:
         b = tl.where(b > 0, b, 0.0) + tl.exp(tl.where(b > 0, 0.0, b))
@@ -32,22 +31,23 @@ def load_rows(p, stride, o_t, o_x, m, FEATURES: tl.constexpr):
 
 
 @triton.jit
-def derivative(p, stride, o_t, o_x, m):
+def feature_derivative(p, stride, o_t, o_x, m):
+    """Return the derivative of φ at the elements ``[BT, BX]``."""
     b = tl.load(p + o_t[:, None] * stride + o_x[None, :], mask=m, other=0.0).to(tl.float32)
     return tl.exp(tl.where(b > 0, 0.0, b))
 
 
 @triton.jit
-def narrowed(b, PRECISION: tl.constexpr):
-    """Give a product's operand as it is multiplied: in bfloat16, or as it is."""
+def to_operand(b, PRECISION: tl.constexpr):
+    """Convert an operand of a product to bfloat16 if ``PRECISION`` says so."""
     if PRECISION == "bf16":
         b = b.to(tl.bfloat16)
     return b
 
 
 @triton.jit
-def product(b_x, b_y, b_sum, PRECISION: tl.constexpr):
-    """Add ``b_x b_y`` to a float32 sum, from operands that are narrowed."""
+def dot(b_x, b_y, b_sum, PRECISION: tl.constexpr):
+    """Add the product of two converted operands to a float32 sum."""
     if PRECISION == "bf16":
         b_sum = tl.dot(b_x, b_y, acc=b_sum)
     else:
@@ -63,7 +63,7 @@ def forward_kernel(
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr,
     ELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Give ``BW`` columns of eq. 9 and the state after the last position, one program a head."""
+    """Compute ``BW`` columns of eq. 9 and the final state of one head."""
     i_bh = tl.program_id(0).to(tl.int64)
     i_b, i_h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
@@ -88,18 +88,18 @@ def forward_kernel(
         b_v = load_rows(p_v, v_stride_t, o_t, o_v, m_tv, False)
         b_d = tl.sum(b_q * b_z[None, :], 1) + eps
         b_z += tl.sum(b_k, 0)
-        b_q, b_k = narrowed(b_q, PRECISION), narrowed(b_k, PRECISION)
-        b_v = narrowed(b_v, PRECISION)
-        b_a = product(b_q, tl.trans(b_k), tl.zeros([BT, BT], tl.float32), PRECISION)
+        b_q, b_k = to_operand(b_q, PRECISION), to_operand(b_k, PRECISION)
+        b_v = to_operand(b_v, PRECISION)
+        b_a = dot(b_q, tl.trans(b_k), tl.zeros([BT, BT], tl.float32), PRECISION)
         b_a = tl.where(o_t[:, None] >= o_t[None, :], b_a, 0.0)
         b_d += tl.sum(b_a, 1)
-        b_o = product(b_q, narrowed(b_s, PRECISION), tl.zeros([BT, BW], tl.float32), PRECISION)
-        b_o = product(narrowed(b_a, PRECISION), b_v, b_o, PRECISION) / b_d[:, None]
+        b_o = dot(b_q, to_operand(b_s, PRECISION), tl.zeros([BT, BW], tl.float32), PRECISION)
+        b_o = dot(to_operand(b_a, PRECISION), b_v, b_o, PRECISION) / b_d[:, None]
         o_o = o_t[:, None] * (H * V) + o_v[None, :]
         tl.store(p_o + o_o, b_o.to(o.dtype.element_ty), mask=m_tv)
         if tl.program_id(1) == 0:
             tl.store(p_d + o_t * H, b_d, mask=m_t)
-        b_s = product(tl.trans(b_k), b_v, b_s, PRECISION)
+        b_s = dot(tl.trans(b_k), b_v, b_s, PRECISION)
         p_q, p_k = p_q + BT * q_stride_t, p_k + BT * k_stride_t
         p_v, p_o, p_d = p_v + BT * v_stride_t, p_o + BT * (H * V), p_d + BT * H
     if final_kv is not None:
@@ -109,12 +109,12 @@ def forward_kernel(
 
 
 @triton.jit
-def gradient_of_q(
+def grad_q(
     p_q, p_k, p_v, kv, z, p_o, p_d, p_go, p_grad, q_stride, k_stride, v_stride, i_bh, H, T, i_k,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, BW: tl.constexpr,
     ELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Eq. 13, with what the denominator adds: forward, the state being that of eq. 10."""
+    """Compute eq. 13 with the gradient through the denominator, forward."""
     o_t, o_v, o_k = tl.arange(0, BT), tl.arange(0, BV), i_k * BW + tl.arange(0, BW)
     m_k, m_v = o_k < K, o_v < V
     b_s, b_z = tl.zeros([BV, BW], tl.float32), tl.zeros([BW], tl.float32)
@@ -133,30 +133,30 @@ def gradient_of_q(
         b_gd = tl.sum(b_go * b_o, 1)
         b_g = -b_gd[:, None] * b_z[None, :]
         b_z += tl.sum(b_k, 0)
-        b_go, b_v = narrowed(b_go, PRECISION), narrowed(b_v, PRECISION)
-        b_k = narrowed(b_k, PRECISION)
-        b_a = product(b_go, tl.trans(b_v), tl.zeros([BT, BT], tl.float32), PRECISION)
+        b_go, b_v = to_operand(b_go, PRECISION), to_operand(b_v, PRECISION)
+        b_k = to_operand(b_k, PRECISION)
+        b_a = dot(b_go, tl.trans(b_v), tl.zeros([BT, BT], tl.float32), PRECISION)
         b_a = tl.where(o_t[:, None] >= o_t[None, :], b_a - b_gd[:, None], 0.0)
-        b_g = product(b_go, narrowed(b_s, PRECISION), b_g, PRECISION)
-        b_g = product(narrowed(b_a, PRECISION), b_k, b_g, PRECISION) / b_d[:, None]
+        b_g = dot(b_go, to_operand(b_s, PRECISION), b_g, PRECISION)
+        b_g = dot(to_operand(b_a, PRECISION), b_k, b_g, PRECISION) / b_d[:, None]
         if ELU:
-            b_g *= derivative(p_q, q_stride, o_t, o_k, m_tk)
+            b_g *= feature_derivative(p_q, q_stride, o_t, o_k, m_tk)
         o_g = o_t[:, None] * (H * (2 * K + V)) + o_k[None, :]
         tl.store(p_grad + o_g, b_g.to(p_grad.dtype.element_ty), mask=m_tk)
-        b_s = product(tl.trans(b_v), b_k, b_s, PRECISION)
+        b_s = dot(tl.trans(b_v), b_k, b_s, PRECISION)
         p_q, p_k, p_v = p_q + BT * q_stride, p_k + BT * k_stride, p_v + BT * v_stride
         p_o, p_go, p_d = p_o + BT * (H * V), p_go + BT * (H * V), p_d + BT * H
         p_grad += BT * (H * (2 * K + V))
 
 
 @triton.jit
-def gradient_of_k(
+def grad_k(
     p_q, p_k, p_v, grad_kv, grad_z, p_o, p_d, p_go, p_grad, initial_z, q_stride, k_stride, v_stride,
     i_bh, H, T, i_k,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, BW: tl.constexpr,
     ELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Eq. 14, in reverse, with what the denominator adds; and the gradient of the initial z."""
+    """Compute eq. 14 with the gradient through the denominator, in reverse, and that of z."""
     o_t, o_v, o_k = tl.arange(0, BT), tl.arange(0, BV), i_k * BW + tl.arange(0, BW)
     m_k, m_v = o_k < K, o_v < V
     b_s, b_z = tl.zeros([BV, BW], tl.float32), tl.zeros([BW], tl.float32)
@@ -183,17 +183,17 @@ def gradient_of_k(
         b_gd = -tl.sum(b_go * b_o, 1)
         b_g = tl.zeros([BT, BW], tl.float32) + b_z[None, :]
         b_z += tl.sum(b_q * b_gd[:, None], 0)
-        b_go, b_v = narrowed(b_go, PRECISION), narrowed(b_v, PRECISION)
-        b_q = narrowed(b_q, PRECISION)
-        b_a = product(b_v, tl.trans(b_go), tl.zeros([BT, BT], tl.float32), PRECISION)
+        b_go, b_v = to_operand(b_go, PRECISION), to_operand(b_v, PRECISION)
+        b_q = to_operand(b_q, PRECISION)
+        b_a = dot(b_v, tl.trans(b_go), tl.zeros([BT, BT], tl.float32), PRECISION)
         b_a = tl.where(o_t[:, None] <= o_t[None, :], b_a + b_gd[None, :], 0.0)
-        b_g = product(b_v, narrowed(b_s, PRECISION), b_g, PRECISION)
-        b_g = product(narrowed(b_a, PRECISION), b_q, b_g, PRECISION)
+        b_g = dot(b_v, to_operand(b_s, PRECISION), b_g, PRECISION)
+        b_g = dot(to_operand(b_a, PRECISION), b_q, b_g, PRECISION)
         if ELU:
-            b_g *= derivative(p_k, k_stride, o_t, o_k, m_tk)
+            b_g *= feature_derivative(p_k, k_stride, o_t, o_k, m_tk)
         o_g = o_t[:, None] * (H * (2 * K + V)) + o_k[None, :]
         tl.store(p_grad + o_g, b_g.to(p_grad.dtype.element_ty), mask=m_tk)
-        b_s = product(tl.trans(b_go), b_q, b_s, PRECISION)
+        b_s = dot(tl.trans(b_go), b_q, b_s, PRECISION)
         p_q, p_k, p_v = p_q - BT * q_stride, p_k - BT * k_stride, p_v - BT * v_stride
         p_o, p_go, p_d = p_o - BT * (H * V), p_go - BT * (H * V), p_d - BT * H
         p_grad -= BT * (H * (2 * K + V))
@@ -202,12 +202,12 @@ def gradient_of_k(
 
 
 @triton.jit
-def gradient_of_v(
+def grad_v(
     p_q, p_k, grad_kv, p_d, p_go, p_grad, initial_kv, q_stride, k_stride, i_bh, H, T, i_v,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr,
     ELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Eq. 15, in reverse, and the gradient of the initial kv."""
+    """Compute eq. 15 and the gradient of the initial kv, in reverse."""
     o_t, o_k, o_v = tl.arange(0, BT), tl.arange(0, BK), i_v * BW + tl.arange(0, BW)
     m_k, m_v = o_k < K, o_v < V
     o_s = o_k[:, None] * V + o_v[None, :]
@@ -226,15 +226,15 @@ def gradient_of_v(
         b_k = load_rows(p_k, k_stride, o_t, o_k, m_tk, ELU)
         b_go = load_rows(p_go, H * V, o_t, o_v, m_tv, False)
         b_d = tl.load(p_d + o_t * H, mask=m_t, other=1.0)
-        b_q, b_k = narrowed(b_q, PRECISION), narrowed(b_k, PRECISION)
-        b_go = narrowed(b_go / b_d[:, None], PRECISION)
-        b_a = product(b_k, tl.trans(b_q), tl.zeros([BT, BT], tl.float32), PRECISION)
+        b_q, b_k = to_operand(b_q, PRECISION), to_operand(b_k, PRECISION)
+        b_go = to_operand(b_go / b_d[:, None], PRECISION)
+        b_a = dot(b_k, tl.trans(b_q), tl.zeros([BT, BT], tl.float32), PRECISION)
         b_a = tl.where(o_t[:, None] <= o_t[None, :], b_a, 0.0)
-        b_g = product(b_k, narrowed(b_s, PRECISION), tl.zeros([BT, BW], tl.float32), PRECISION)
-        b_g = product(narrowed(b_a, PRECISION), b_go, b_g, PRECISION)
+        b_g = dot(b_k, to_operand(b_s, PRECISION), tl.zeros([BT, BW], tl.float32), PRECISION)
+        b_g = dot(to_operand(b_a, PRECISION), b_go, b_g, PRECISION)
         o_g = o_t[:, None] * (H * (2 * K + V)) + o_v[None, :]
         tl.store(p_grad + o_g, b_g.to(p_grad.dtype.element_ty), mask=m_tv)
-        b_s = product(tl.trans(b_q), b_go, b_s, PRECISION)
+        b_s = dot(tl.trans(b_q), b_go, b_s, PRECISION)
         p_q, p_k, p_d = p_q - BT * q_stride, p_k - BT * k_stride, p_d - BT * H
         p_go, p_grad = p_go - BT * (H * V), p_grad - BT * (H * (2 * K + V))
     if initial_kv is not None:
@@ -249,10 +249,10 @@ def backward_kernel(
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     BW: tl.constexpr, ELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Give ``BW`` columns of a gradient a program; all of a head's are started side by side."""
+    """Compute ``BW`` columns of one gradient of one head; the gradients run in parallel."""
     TILES_K: tl.constexpr = (K + BW - 1) // BW
-    WALKS: tl.constexpr = 2 * TILES_K + (V + BW - 1) // BW
-    head, walk = tl.program_id(0) // WALKS, tl.program_id(0) % WALKS
+    PROGRAMS: tl.constexpr = 2 * TILES_K + (V + BW - 1) // BW
+    head, program = tl.program_id(0) // PROGRAMS, tl.program_id(0) % PROGRAMS
     i_bh, i_b, i_h = head.to(tl.int64), (head // H).to(tl.int64), (head % H).to(tl.int64)
     p_q = q + i_b * q_stride_b + i_h * q_stride_h
     p_k = k + i_b * k_stride_b + i_h * k_stride_h
@@ -260,20 +260,21 @@ def backward_kernel(
     first = i_b * T * H + i_h
     p_o, p_go, p_d = o + first * V, grad_o + first * V, denominator + first
     p_grad = grad + i_b * T * H * (2 * K + V)
-    if walk < TILES_K:
-        gradient_of_q(
+    if program < TILES_K:
+        grad_q(
             p_q, p_k, p_v, kv, z, p_o, p_d, p_go, p_grad + i_h * K,
-            q_stride_t, k_stride_t, v_stride_t, i_bh, H, T, walk, K, V, BT, BV, BW, ELU, PRECISION,
+            q_stride_t, k_stride_t, v_stride_t, i_bh, H, T, program,
+            K, V, BT, BV, BW, ELU, PRECISION,
         )  # fmt: skip
-    elif walk < 2 * TILES_K:
-        gradient_of_k(
+    elif program < 2 * TILES_K:
+        grad_k(
             p_q, p_k, p_v, grad_kv, grad_z, p_o, p_d, p_go, p_grad + (H + i_h) * K, initial_z,
-            q_stride_t, k_stride_t, v_stride_t, i_bh, H, T, walk - TILES_K,
+            q_stride_t, k_stride_t, v_stride_t, i_bh, H, T, program - TILES_K,
             K, V, BT, BV, BW, ELU, PRECISION,
         )  # fmt: skip
     else:
-        gradient_of_v(
+        grad_v(
             p_q, p_k, grad_kv, p_d, p_go, p_grad + 2 * H * K + i_h * V, initial_kv,
-            q_stride_t, k_stride_t, i_bh, H, T, walk - 2 * TILES_K,
+            q_stride_t, k_stride_t, i_bh, H, T, program - 2 * TILES_K,
             K, V, BT, BK, BW, ELU, PRECISION,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Whether a device runs the kernels for training, asked without importing Triton."""
+"""Check for devices that can run the Triton training kernels, without importing Triton."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import torch
 
 from scanline.kernels.custom_op import assume_constant_result
 
-MAX_FEATURES = 1024  # of a position, which one program of residual.py's holds whole
+MAX_FEATURES = 1024  # one program of residual_kernels.py holds all features of a position
 MAX_HEAD_SIZE = 64  # one program of attention_kernels.py holds all features of a head
-PROGRAMS = 528  # that share a long sum: 4 for each of an H100's multiprocessors
+PROGRAMS = 528  # programs that share a long sum: 4 per multiprocessor of an H100
 
 log = logging.getLogger("scanline.kernels")
 
 
 @assume_constant_result
 def triton_available(device: torch.device) -> bool:
-    """Say whether it is an NVIDIA device of capability 8.0 or more, and Triton works here.
+    """Return True if the device is an NVIDIA GPU of capability 8.0 or higher and Triton works.
 
-    Triton needs a C compiler; where there is none, a warning says so once.
+    Triton needs a C compiler. If none is installed, log a warning once and return False.
     """
-    return _asked(device)
+    return _check_device(device)
 
 
 @functools.cache
-def _asked(device: torch.device) -> bool:
+def _check_device(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None or find_spec("triton") is None:
         return False
     if torch.cuda.get_device_capability(device) < (8, 0):
@@ -37,7 +37,7 @@ def _asked(device: torch.device) -> bool:
     if os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang", "cc"))):
         return True
     log.warning(
-        "training and evaluation go on without Triton's kernels, slower: they need a C compiler "
-        "(`apt-get install gcc python3-dev`)"
+        "Triton needs a C compiler (`apt-get install gcc python3-dev`): training and evaluation "
+        "run without its kernels, which is slower"
     )
     return False

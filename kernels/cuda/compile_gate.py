@@ -1,10 +1,13 @@
-"""Compile every kernel that we launch, for GPUs that are not here: a gate for every change.
+"""Compile check for all CUDA kernels, which needs no GPU.
 
-``python -m scanline.kernels.cuda.compile_gate [--arch 80,90,100] [--match TEXT]`` compiles each
-variant of the kernel modules to machine code, Triton's and the one in CUDA C++, prints what it
-takes of a multiprocessor, and exits 1 if one fails, spills registers (of that in CUDA C++, more
-than its ``stack``), needs more shared memory than a block may have, takes too long, or overlaps
-with the kernel before it and does not wait for that first.
+``python -m scanline.kernels.cuda.compile_gate [--arch 80,90,100] [--match REGEX]`` compiles each
+variant of the kernel modules, in Triton and CUDA C++, to machine code and prints its resource
+usage. It exits with 1 if a variant
+
+- does not compile, or takes too long,
+- spills registers (in CUDA C++: uses more local memory than its ``stack``),
+- needs more shared memory than a block may have, or
+- overlaps with the previous kernel but accesses memory before it waits for that kernel.
 """
 
 from __future__ import annotations
@@ -36,16 +39,19 @@ from scanline.kernels.cuda.fused import fused_decode
 from scanline.kernels.cuda.fused.driver import compile_source
 from scanline.kernels.cuda.variants import CudaSource, KernelVariant
 
-SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # that a block may have
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # maximum per block
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a compiled variant takes: registers a thread, bytes of shared memory and of stack.
+    """Resource usage of a compiled variant.
 
-    ``stack`` counts local memory too; both mean that registers are spilled to device memory.
-    ``error`` says why there is no code, or why it must not run; None where all is well.
+    Attributes:
+        registers: Registers per thread.
+        shared: Bytes of shared memory per block.
+        stack: Bytes of stack and local memory per thread, which lie in device memory.
+        error: Why the variant failed the check, or None.
     """
 
     registers: int = 0
@@ -54,8 +60,8 @@ class Usage:
     error: str | None = None
 
 
-def launched(arch: int) -> list[KernelVariant | CudaSource]:
-    """List every variant as it is launched on ``sm_<arch>``."""
+def all_variants(arch: int) -> list[KernelVariant | CudaSource]:
+    """List every variant that is launched on ``sm_<arch>``."""
     capability = divmod(arch, 10)
     return [
         *triton_attention.variants(arch), *triton_linear.variants(), *triton_residual.variants(),
@@ -68,13 +74,17 @@ def _shared_bytes(arch: int) -> int:
     return SHARED_BYTES.get(arch, max(SHARED_BYTES.values()))
 
 
-def source(variant: KernelVariant) -> ASTSource:
-    """Give the variant as Triton's compiler takes it; ``ValueError`` on names that do not fit."""
+def to_ast_source(variant: KernelVariant) -> ASTSource:
+    """Convert a variant to the input of Triton's compiler.
+
+    Raises:
+        ValueError: The variant's arguments differ from the kernel's.
+    """
     names: list[str] = variant.kernel.arg_names
     given = [*variant.signature, *variant.constants]
     if sorted(given) != sorted(names):
-        wrong = ", ".join(sorted({*given} ^ {*names})) or "one given twice"
-        raise ValueError(f"the variant does not fit the kernel's arguments: {wrong}")
+        wrong = ", ".join(sorted({*given} ^ {*names})) or "one is given twice"
+        raise ValueError(f"the variant's arguments differ from the kernel's: {wrong}")
     types = {name: variant.signature.get(name, "constexpr").split(":") for name in names}
     aligned = {
         (i,): [["tt.divisibility", int(types[name][1])]]
@@ -86,30 +96,32 @@ def source(variant: KernelVariant) -> ASTSource:
 
 
 def waits_first(ptx: str) -> bool:
-    """Say whether a kernel waits for the one before it ahead of all that it loads and stores."""
+    """Return True if a kernel waits for the previous one before any access to global memory."""
     waits = ptx.find("griddepcontrol.wait")
     first = re.search(r"\b(ld|st|red|atom|cp)\.[\w.:]*(global|bulk)", ptx)
     return waits >= 0 and (first is None or waits < first.start())
 
 
 def compile_variant(variant: KernelVariant | CudaSource, arch: int) -> Usage:
-    """Compile one variant in this process for ``sm_<arch>`` and read what it takes."""
+    """Compile one variant for ``sm_<arch>`` in this process and return its resource usage."""
     if isinstance(variant, CudaSource):
         capability = divmod(arch, 10)
         binary = compile_source(variant.text, variant.name, variant.defines, capability)
         return _usage(binary, variant.shared, arch, variant.stack)
     options = {
         name: getattr(variant, name) for name in ("num_warps", "num_stages", "maxnreg")
-    }  # None is Triton's own default
-    compiled = triton.compile(source(variant), target=GPUTarget("cuda", arch, 32), options=options)
+    }  # None is Triton's default
+    compiled = triton.compile(
+        to_ast_source(variant), target=GPUTarget("cuda", arch, 32), options=options
+    )
     usage = _usage(compiled.asm["cubin"], compiled.metadata.shared, arch)
     if variant.constants.get("OVERLAP") and not waits_first(compiled.asm["ptx"]):
-        return replace(usage, error="touches memory before the kernel before it has ended")
+        return replace(usage, error="accesses memory before it waits for the previous kernel")
     return usage
 
 
-def _usage(binary: bytes, shared: int, arch: int, most: int = 0) -> Usage:
-    """Read what machine code takes; a thread may have ``most`` bytes in device memory."""
+def _usage(binary: bytes, shared: int, arch: int, max_stack: int = 0) -> Usage:
+    """Read the resource usage of machine code whose threads may use ``max_stack`` bytes."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
@@ -121,7 +133,7 @@ def _usage(binary: bytes, shared: int, arch: int, most: int = 0) -> Usage:
         raise ValueError(f"cuobjdump lists no registers: {listing.strip()[:200]}")
     registers, stack, local = (int(number) for number in found.groups())
     error = None
-    if stack + local > most:
+    if stack + local > max_stack:
         error = "spills registers"
     elif shared > _shared_bytes(arch):
         error = "needs more shared memory than a block may have"
@@ -132,8 +144,8 @@ def _report(variant: KernelVariant | CudaSource, arch: int, cache: str, reply: C
     os.environ["TRITON_CACHE_DIR"] = cache
     try:
         reply.send(compile_variant(variant, arch))
-    except Exception as error:  # told in the table
-        cause: BaseException = error  # of a fault in a function that a kernel calls, the fault
+    except Exception as error:  # reported in the table
+        cause: BaseException = error  # Triton wraps errors in functions that a kernel calls
         while cause.__cause__ is not None:
             cause = cause.__cause__
         lines = str(cause).strip().splitlines() or [""]
@@ -141,18 +153,24 @@ def _report(variant: KernelVariant | CudaSource, arch: int, cache: str, reply: C
 
 
 def compile_all(
-    jobs: Sequence[tuple[KernelVariant | CudaSource, int]], timeout: float, at_once: int
+    jobs: Sequence[tuple[KernelVariant | CudaSource, int]], timeout: float, max_processes: int
 ) -> Iterator[tuple[KernelVariant | CudaSource, int, Usage, float]]:
-    """Compile ``(variant, arch)`` pairs, each in a process of its own; yields as they end.
+    """Compile ``(variant, arch)`` pairs, each in its own process.
 
-    Yields the pair, its usage and its seconds. One that takes longer than ``timeout`` is killed.
+    Args:
+        jobs: The pairs to compile.
+        timeout: Seconds after which a compilation is killed.
+        max_processes: Maximum number of processes at a time.
+
+    Yields:
+        Variant, arch, resource usage and seconds, in the order in which they finish.
     """
     fork = multiprocessing.get_context("fork")  # Triton is imported once
     todo = list(reversed(jobs))
     running: dict[Connection, tuple[KernelVariant | CudaSource, int, BaseProcess, float]] = {}
     with tempfile.TemporaryDirectory() as cache:
         while todo or running:
-            while todo and len(running) < at_once:
+            while todo and len(running) < max_processes:
                 variant, arch = todo.pop()
                 ours, theirs = fork.Pipe(duplex=False)
                 process: BaseProcess = fork.Process(
@@ -170,7 +188,7 @@ def compile_all(
                 elif reply in ready:
                     try:
                         usage = reply.recv()
-                    except EOFError:  # the compiler took the process with it
+                    except EOFError:  # the compiler crashed the process
                         process.join()
                         usage = Usage(error=f"the compiler died with code {process.exitcode}")
                 else:
@@ -182,19 +200,19 @@ def compile_all(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the gate, print its table, and give the exit code."""
+    """Run the check, print its table, and return the exit code."""
     parser = argparse.ArgumentParser(prog="compile_gate", description=__doc__)
-    parser.add_argument("--arch", default="80,90,100", help="capabilities, as 80,90,100")
+    parser.add_argument("--arch", default="80,90,100", help="compute capabilities")
     parser.add_argument(
-        "--match", default="", help="only those whose “name sm_90” match this regex"
+        "--match", default="", help="compile only variants whose “name sm_90” matches this regex"
     )
-    parser.add_argument("--timeout", type=float, default=120, help="seconds a variant")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds per variant")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args(arguments)
     if triton.knobs.runtime.interpret:
-        parser.error("TRITON_INTERPRET is set: there is nothing to compile")
+        parser.error("TRITON_INTERPRET is set: nothing would be compiled")
     arches = [int(arch) for arch in options.arch.split(",")]
-    everything = [(variant, arch) for arch in arches for variant in launched(arch)]
+    everything = [(variant, arch) for arch in arches for variant in all_variants(arch)]
     jobs = [(v, arch) for v, arch in everything if re.search(options.match, f"{v.name} sm_{arch}")]
     if not jobs:
         parser.error(f"no variant's name matches {options.match!r}")
@@ -209,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         row += f"  {usage.stack:5}  {seconds:7.1f}"
         print(row + (f"  FAILS: {usage.error}" if usage.error else ""), flush=True)  # noqa: T201
     took = time.monotonic() - began
-    verdict = f"{failures} fail" if failures else "all compile, none spills too much"
+    verdict = f"{failures} failed" if failures else "all passed"
     print(  # noqa: T201
         f"{len(jobs)} of {len(everything)} variants for sm_{', sm_'.join(map(str, arches))}, "
         f"Triton {triton.__version__}: {verdict} ({took:.0f} s)"

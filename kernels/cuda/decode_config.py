@@ -1,4 +1,4 @@
-"""What a decode step is compiled for, and the device memory that it works on."""
+"""Network sizes that the decode kernels are compiled for, and their device buffers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,36 @@ from scanline.kernels.cuda.state import OUTSIDE
 from scanline.kernels.short_conv import TAPS
 
 LEVELS = 256
-DELAY = 4  # steps between two writes of the state, see ``state_bytes``
+WRITE_INTERVAL = 4  # steps between two writes of the attention state, see ``state_bytes``
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """Everything that the kernels are compiled for: sizes, options, dtype of the weights.
+    """Sizes, options and dtype of a network, for which the decode kernels are compiled.
 
-    ``width`` is the image's, in pixels, ``parts`` are the steps of one pixel, ``channels`` the
-    values that one step decides, ``places`` the values that it looks at, ``code`` the features of
-    which those are embedded, ``linear`` whether some of that is linear in intensities, ``first``
-    the first step that the network models. ``delay`` is how many steps share one write of the
-    state.
+    Attributes:
+        pixels: Pixels per image.
+        width: Pixels per row of the image.
+        steps_per_pixel: Decode steps per pixel.
+        channels: Values that one step decides.
+        context: Values of the image that the input layer of a step reads.
+        embedding_size: Features of the embedding of these values.
+        linear_encoding: Whether the input layer has a part that is linear in the intensities.
+        classes: Number of labels; 0 for a network without labels.
+        outputs: Parameters that the head predicts per step.
+        draws: Uniform random numbers per step.
+        first_step: First step that the network models; the steps before get ``first_value``.
+        dtype: Dtype of the weights and of the products.
+        write_interval: Steps between two writes of the attention state.
     """
 
     pixels: int
     width: int
-    parts: int = 1
+    steps_per_pixel: int = 1
     channels: int = 1
-    places: int
-    code: int
-    linear: bool = False
+    context: int
+    embedding_size: int
+    linear_encoding: bool = False
     classes: int = 0
     layers: int
     heads: int
@@ -45,10 +54,10 @@ class DecodeConfig:
     pre_norm: bool
     gelu: bool
     short_conv: bool = False
-    first: int = 0
+    first_step: int = 0
     first_value: int = 0
     dtype: torch.dtype = torch.bfloat16
-    delay: int = DELAY
+    write_interval: int = WRITE_INTERVAL
 
     @property
     def head_size(self) -> int:
@@ -56,42 +65,43 @@ class DecodeConfig:
 
     @property
     def steps(self) -> int:
-        return self.pixels * self.parts
+        return self.pixels * self.steps_per_pixel
 
     @property
-    def columns(self) -> int:
-        """Steps that one row of the image takes."""
-        return self.width * self.parts
+    def steps_per_row(self) -> int:
+        """Steps per row of the image."""
+        return self.width * self.steps_per_pixel
 
     @property
     def ring(self) -> int:
-        """Steps that a short convolution keeps: one more than it looks back, 0 without one.
+        """Steps that the ring buffer of a short convolution holds; 0 without one.
 
-        So the step that is written is none of those that another program may still read.
+        It is one more than the convolution looks back, so that a step never writes an entry that
+        another program may still read.
         """
-        return self.columns + self.parts + 1 if self.short_conv else 0
+        return self.steps_per_row + self.steps_per_pixel + 1 if self.short_conv else 0
 
     def dtype_of(self, product: str) -> torch.dtype:
-        """Give the dtype of a product's weights.
+        """Return the dtype of a product's weights.
 
-        Where intensities come in by a linear map, bf16's eight bits are too coarse at both ends:
-        for what the first feed-forward network sees, which compares neighbouring ones, and for the
-        means of logistics that are as narrow as an intensity.
+        With a linear encoding of intensities, the 8 bits of bf16 are too coarse for two products:
+        the first feed-forward layer, which compares neighbouring intensities, and the head, whose
+        logistic distributions may be as narrow as one intensity level.
         """
         exact = product == "0.linear1" or (product == "head" and not self.categorical)
-        return torch.float32 if self.linear and exact else self.dtype
+        return torch.float32 if self.linear_encoding and exact else self.dtype
 
     @property
     def tiles(self) -> int:
-        """Tiles of a row of the residual stream, each with statistics of its own."""
+        """Tiles per row of the residual stream; each has its own statistics."""
         return -(-self.d_model // BN_RESIDUAL)
 
 
 def allocate_weights(s: DecodeConfig, device: torch.device | str) -> dict[str, Tensor]:
-    """Give a network's weights, not filled: matrices ``[out, in]`` in ``s.dtype``, else float32.
+    """Allocate the weights of a network, uninitialised.
 
-    A layer's are named ``0.qkv.weight``, and so on; q, k and v are one product. Some matrices are
-    float32 whatever ``s.dtype`` (``DecodeConfig.dtype_of``).
+    Matrices are ``[out, in]`` in ``DecodeConfig.dtype_of``; all other weights are float32. The
+    weights of a layer have names such as ``0.qkv.weight``; q, k and v are one matrix.
     """
     D = s.d_model
     products = {"head": (s.outputs, D)}
@@ -106,14 +116,14 @@ def allocate_weights(s: DecodeConfig, device: torch.device | str) -> dict[str, T
         )}  # fmt: skip
     convolutions = [f"{layer}.conv{half}" for layer in range(s.layers) for half in (1, 2)]
     shapes = {
-        "table": (s.places, OUTSIDE + 1, s.code), "code": (s.steps, D),
-        "sources": (s.steps, s.places), "label": (s.classes + 1, D),
-        "tables": (s.channels * (s.channels - 1) // 2, LEVELS, LEVELS),
+        "value_table": (s.context, OUTSIDE + 1, s.embedding_size), "step_table": (s.steps, D),
+        "context_index": (s.steps, s.context), "label_table": (s.classes + 1, D),
+        "channel_tables": (s.channels * (s.channels - 1) // 2, LEVELS, LEVELS),
         **{f"{name}.weight": (TAPS, D) for name in convolutions if s.short_conv},
     }  # fmt: skip
     weights = {
         name: torch.empty(
-            shape, device=device, dtype=torch.int32 if name == "sources" else torch.float32
+            shape, device=device, dtype=torch.int32 if name == "context_index" else torch.float32
         )
         for name, shape in shapes.items()
     }
@@ -126,13 +136,13 @@ def allocate_weights(s: DecodeConfig, device: torch.device | str) -> dict[str, T
 
 
 def allocate(s: DecodeConfig, slots: int, device: torch.device | str) -> dict[str, Tensor]:
-    """Give the buffers of so many slots: what an image is, its state, and a step's scratch."""
+    """Allocate the buffers of ``slots`` images: inputs, state, and scratch of a step."""
     N, T, D, H, K = slots, s.pixels, s.d_model, s.heads, s.head_size
     R = -(-N // BM) * BM  # rows, in whole tiles
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
         "slots": (torch.int32, (R,)),
         "positions": (torch.int32, (N,)),
-        "canvas": (torch.uint8, (N, T, s.parts * s.channels)),
+        "canvas": (torch.uint8, (N, T, s.steps_per_pixel * s.channels)),
         "bits": (torch.float32, (N, T)),
         "known": (torch.uint8, (N, T)),
         "seed": (torch.int64, (N,)),
@@ -144,15 +154,15 @@ def allocate(s: DecodeConfig, slots: int, device: torch.device | str) -> dict[st
         "twin": (torch.int32, (N,)),
         "kv": (torch.float32, (s.layers, N, H, K, K)),
         "z": (torch.float32, (s.layers, N, H, K)),
-        "waiting": (s.dtype, (s.layers, N, H, s.delay - 1, 2, K)),
+        "pending": (s.dtype, (s.layers, N, H, s.write_interval - 1, 2, K)),
         "ring": (torch.float32, (2 * s.layers, N, s.ring, D)),
         "x0": (torch.float32, (R, D)),
         "x1": (torch.float32, (R, D)),
         "statistics0": (torch.float32, (R, s.tiles, 2)),
         "statistics1": (torch.float32, (R, s.tiles, 2)),
         "convolved": (torch.float32, (R if s.short_conv else 0, D)),
-        # In bf16 these cost mnist and cifar10 0.00001 bits/dim at most; the stream would cost
-        # cifar10 0.010, and what is convolved 0.003.
+        # In bf16 these buffers cost mnist and cifar10 at most 0.00001 bits/dim. A bf16 residual
+        # stream would cost cifar10 0.010 bits/dim, and a bf16 convolution output 0.003.
         "qkv": (s.dtype, (R, 3 * D)),
         "o": (s.dtype, (R, D)),
         "hidden": (s.dtype, (R, s.d_ff)),
@@ -165,15 +175,16 @@ def allocate(s: DecodeConfig, slots: int, device: torch.device | str) -> dict[st
 
 
 def state_bytes(s: DecodeConfig) -> float:
-    """Bytes of state that one step of one image moves, on average over ``delay`` steps.
+    """Return the bytes of state that one step of one image moves, averaged over an interval.
 
-    A head reads K (K + 1) numbers each step and writes them each ``delay``-th; a step that does
-    not writes its 2 K instead, in the products' dtype, and each reads what waits. A short
-    convolution reads four steps of its ring and writes one. In GB an image, with bf16 products, and
-    the images a second that 3.35 TB/s (H100) allow for the state alone:
+    A head reads K (K + 1) numbers per step and writes them every ``write_interval``-th step. The
+    other steps write one pending entry of 2 K numbers in the products' dtype, and every step reads
+    the pending entries. A short convolution reads four steps of its ring buffer and writes one.
+    The table shows GB per image with bf16 products and, below, the images per second that a memory
+    bandwidth of 3.35 TB/s (H100) allows for the state alone, by write interval:
 
     ============= ==== ========= ========= ========= =========
-    preset        K    delay 1   delay 2   delay 4   delay 8
+    preset        K    1         2         4         8
     ============= ==== ========= ========= ========= =========
     mnist-paper   32   0.424     0.324     0.279     0.267
                        7,903     10,329    11,991    12,569
@@ -185,37 +196,37 @@ def state_bytes(s: DecodeConfig) -> float:
                        10,509    13,202    14,929    15,509
     ============= ==== ========= ========= ========= =========
 
-    8 would move 4 % less than 4, with twice the buffer and the additions; which is quicker has not
-    been measured.
+    An interval of 8 would move 4 % less than 4, with twice the pending entries and additions. Which
+    is faster has not been measured.
     """
     K = s.head_size
-    state, entry, n = 4 * K * (K + 1), 2 * K * s.dtype.itemsize, s.delay
+    state, entry, n = 4 * K * (K + 1), 2 * K * s.dtype.itemsize, s.write_interval
     head = state + (state + (n - 1) * entry + n * (n - 1) / 2 * entry) / n
     ring = 4 * 2 * TAPS * s.d_model if s.short_conv else 0
     return s.layers * (s.heads * head + ring)
 
 
 _PAPER: dict[str, Any] = {
-    "places": 1, "code": 128, "heads": 8, "d_model": 256, "d_ff": 1024, "outputs": 30,
+    "context": 1, "embedding_size": 128, "heads": 8, "d_model": 256, "d_ff": 1024, "outputs": 30,
     "draws": 2, "categorical": False, "pre_norm": False, "gelu": False,
 }  # fmt: skip
 _OURS: dict[str, Any] = {
-    "code": 128, "layers": 4, "heads": 4, "d_model": 128, "d_ff": 512, "pre_norm": True,
+    "embedding_size": 128, "layers": 4, "heads": 4, "d_model": 128, "d_ff": 512, "pre_norm": True,
     "gelu": True, "short_conv": True, "classes": 10,
 }  # fmt: skip
 _MNIST: dict[str, Any] = {
-    "pixels": 784, "width": 28, "places": 17, "outputs": 256, "draws": 1, "categorical": True,
+    "pixels": 784, "width": 28, "context": 17, "outputs": 256, "draws": 1, "categorical": True,
     **_OURS,
 }  # fmt: skip
 _CIFAR10: dict[str, Any] = {
-    "pixels": 1024, "width": 32, "channels": 3, "places": 51, "linear": True,
+    "pixels": 1024, "width": 32, "channels": 3, "context": 51, "linear_encoding": True,
     **_OURS | {"layers": 8},
 }  # fmt: skip
 
-# The networks whose kernels are compiled ahead of time: the model's presets, and what they lack.
+# Networks whose kernels the compile gate compiles: the presets, and variants they do not cover.
 COMPILED: dict[str, DecodeConfig] = {
     "mnist-paper": DecodeConfig(pixels=784, width=28, layers=8, **_PAPER),
-    "cifar10-paper": DecodeConfig(pixels=1024, width=32, parts=3, layers=16, **_PAPER),
+    "cifar10-paper": DecodeConfig(pixels=1024, width=32, steps_per_pixel=3, layers=16, **_PAPER),
     "mnist": DecodeConfig(**_MNIST),
     "cifar10": DecodeConfig(outputs=100, draws=4, categorical=False, **_CIFAR10),
     "heads of 64": DecodeConfig(**_MNIST | {"heads": 2}),
@@ -223,6 +234,6 @@ COMPILED: dict[str, DecodeConfig] = {
     "not convolved": DecodeConfig(**_MNIST | {"short_conv": False}),
     "categorical RGB": DecodeConfig(outputs=768, draws=3, categorical=True, **_CIFAR10),
     "paper's, convolved": DecodeConfig(
-        pixels=1024, width=32, parts=3, layers=16, short_conv=True, **_PAPER
+        pixels=1024, width=32, steps_per_pixel=3, layers=16, short_conv=True, **_PAPER
     ),
 }

@@ -1,14 +1,14 @@
-"""One decode step on the device: which kernels run, in which order, on which buffers.
+"""List of kernel launches of one decode step.
 
-A step is a fixed list of launches without a word from the host in between, so it can be captured
-in a CUDA graph: embed; for each layer the q, k, v product, the state, the output product, and the
-two products of the feed-forward network, with a short convolution before either half if the network
-has them; the head's product; the sampling. ``plan`` makes the list; what is compiled ahead of time
-(``variants``) and how much memory a slot takes (``allocate`` on the device ``meta``) are read off
-the same list and the same buffers.
+A step is a fixed list of launches without synchronisation with the host, so it can be captured in a
+CUDA graph: the embedding; for each layer the q, k, v product, the attention state, the output
+product and the two products of the feed-forward network, with a short convolution before either
+half if the network has one; the head's product; the sampling. ``plan`` builds the list. The
+variants to compile (``variants``) and the memory per slot (``allocate`` on the device ``meta``) are
+derived from the same list and buffers.
 
-Rows of a batch point to slots; a row whose slot is -1, or whose image is finished, reads and
-writes nothing of any slot.
+Rows of a batch point to slots. A row whose slot is -1 or whose image is finished neither reads nor
+writes any slot.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from scanline.kernels.cuda.sampling import sample_kernel
 from scanline.kernels.cuda.state import OUTSIDE, convolve_kernel, embed_kernel, state_kernel
 from scanline.kernels.cuda.variants import KernelVariant
 
-UNROLLED = 8  # tiles of a head's state, no more: of 32 the compiler makes 18 s of work
-STATE_TILE = 512  # numbers of the state that a warp holds at once: 1,024 took an eighth longer
-CONVOLVED = 256  # features that a program convolves
-EXACT_WARPS = 8  # of a product without tensor cores
-MAX_REGISTERS = 255  # a thread: else the compiler may spill a few to fit one more block
-MANY = 4096  # rows from which on wider tiles are still enough for the multiprocessors
-BN_MANY = 256  # columns of theirs: of 10,000 rows of 256 features they take a fifth less time
+UNROLLED = 8  # maximum of unrolled tiles of a head's state: 32 take the compiler 18 s
+STATE_TILE = 512  # state elements that a warp holds at once: 1,024 took an eighth longer
+CONV_FEATURES = 256  # features per program of the convolution
+EXACT_WARPS = 8  # warps of a float32 product, which uses no tensor cores
+MAX_REGISTERS = 255  # per thread: otherwise the compiler may spill some to fit more blocks
+MANY = 4096  # rows from which wider tiles still occupy all multiprocessors
+BN_MANY = 256  # columns of the wider tiles: a fifth faster for 10,000 rows of 256 features
 WARPS_MANY = 8
-SHARED_MANY = 160 << 10  # bytes of shared memory that a block must be able to have for them
+SHARED_MANY = 160 << 10  # bytes of shared memory per block that the wider tiles need
 
 
-def _warps(weight: Tensor) -> dict[str, int]:
-    """Give how a product of these weights is launched."""
+def _launch_options(weight: Tensor) -> dict[str, int]:
+    """Return the launch options of a product with these weights."""
     exact = weight.dtype == torch.float32
     return {"num_warps": EXACT_WARPS, "maxnreg": MAX_REGISTERS} if exact else {"num_warps": 4}
 
@@ -65,12 +65,13 @@ def plan(
     s: DecodeConfig, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor],
     overlap: bool = False, many: bool = False,
 ) -> list[Launch]:  # fmt: skip
-    """Lay out one step of the network; run it for each part of a pixel.
+    """Return the launches of one step; a pixel runs them ``steps_per_pixel`` times.
 
-    With ``overlap`` a kernel starts early, as ``dependent_launch.py`` explains.
-    A plan for ``many`` rows has other tiles, never another order of a sum: its bytes are the same.
+    With ``overlap``, a kernel starts while the previous one still runs (``dependent_launch.py``).
+    A plan for ``many`` rows has wider tiles but the same order of sums, so its results have the
+    same bytes.
     """
-    step = _Step(s, weights, buffers, many)
+    step = _PlanBuilder(s, weights, buffers, many)
     step.embed()
     for layer in range(s.layers):
         step.attend(layer)
@@ -79,12 +80,12 @@ def plan(
     return [replace(x, constants={**x.constants, "OVERLAP": overlap}) for x in step.launches]
 
 
-class _Step:
-    """Lays out launches in their order.
+class _PlanBuilder:
+    """Builder of the list of launches.
 
-    The residual stream is in one of two places, and what is added to it goes to the other. ``norm``
-    names what normalises what is there: with pre-norm the products see norm(x) and x itself goes
-    on, with post-norm both see norm(x), where x is what the product before added up.
+    The residual stream is in one of two buffers; each addition writes to the other one. ``norm`` is
+    the name of the layer norm to apply to the stream when it is read. With pre-norm, products read
+    norm(x) and the residual connection reads x. With post-norm, both read norm(x).
     """
 
     def __init__(
@@ -96,9 +97,12 @@ class _Step:
         self.stream = [(buffers[f"x{i}"], buffers[f"statistics{i}"]) for i in (0, 1)]
         self.norm: str | None = None
         self.rows: dict[str, Tensor | str | None] = {
-            "p_slots": buffers["slots"], "p_positions": buffers["positions"], "part": "part",
+            "p_slots": buffers["slots"], "p_positions": buffers["positions"],
+            "subpixel": "subpixel",
         }  # fmt: skip
-        self.place = {"T": s.pixels, "PARTS": s.parts, "FIRST": s.first}
+        self.steps = {
+            "T": s.pixels, "STEPS_PER_PIXEL": s.steps_per_pixel, "FIRST_STEP": s.first_step,
+        }  # fmt: skip
 
     def embed(self) -> None:
         s, (x, statistics) = self.sizes, self.stream[0]
@@ -106,23 +110,26 @@ class _Step:
             "embed", embed_kernel,
             {
                 **self.rows, "p_canvas": self.buffers["canvas"], "p_label": self.buffers["label"],
-                "p_sources": self.weights["sources"], "p_table": self.weights["table"],
-                "p_code": self.weights["code"], "p_label_table": self.weights["label"],
+                "p_context_index": self.weights["context_index"],
+                "p_value_table": self.weights["value_table"],
+                "p_step_table": self.weights["step_table"],
+                "p_label_table": self.weights["label_table"],
                 "p_x": x, "p_statistics": statistics,
             },
-            self.place | {
-                "VALUES": s.steps * s.channels, "PLACES": s.places, "SIZE": s.code,
+            self.steps | {
+                "VALUES": s.steps * s.channels, "CONTEXT": s.context,
+                "EMBEDDING_SIZE": s.embedding_size,
                 "D": s.d_model, "CLASSES": s.classes, "OUTSIDE": OUTSIDE,
-                "BP": triton.next_power_of_2(s.places), "BN": BN_RESIDUAL,
+                "BP": triton.next_power_of_2(s.context), "BN": BN_RESIDUAL,
             },
-            columns=s.tiles, num_warps=1 if s.places == 1 else 4,
+            columns=s.tiles, num_warps=1 if s.context == 1 else 4,
         ))  # fmt: skip
 
     def attend(self, layer: int) -> None:
         s = self.sizes
-        side = triton.next_power_of_2(s.head_size)
-        warps = 1 if side <= 32 else 4
-        tile = min(side, max(1, warps * STATE_TILE // side))
+        padded = triton.next_power_of_2(s.head_size)
+        warps = 1 if padded <= 32 else 4
+        tile = min(padded, max(1, warps * STATE_TILE // padded))
         if s.pre_norm:
             self.norm = f"{layer}.norm1"
         self._project(layer, 1, "qkv", "qkv", features=2 * s.d_model)
@@ -130,27 +137,27 @@ class _Step:
             f"{layer}.state", state_kernel,
             {
                 **self.rows, "p_qkv": self.buffers["qkv"], "p_kv": self.buffers["kv"][layer],
-                "p_z": self.buffers["z"][layer], "p_waiting": self.buffers["waiting"][layer],
+                "p_z": self.buffers["z"][layer], "p_pending": self.buffers["pending"][layer],
                 "p_o": self.buffers["o"],
             },
-            self.place | {
-                "H": s.heads, "K": s.head_size, "DELAY": s.delay, "EPS": EPS, "BK": side,
-                "BV": tile, "UNROLLED": UNROLLED,
+            self.steps | {
+                "H": s.heads, "K": s.head_size, "WRITE_INTERVAL": s.write_interval,
+                "EPS": EPS, "BK": padded, "BV": tile, "UNROLLED": UNROLLED,
             },
-            beside=s.heads, num_warps=warps,
+            programs_per_row=s.heads, num_warps=warps,
         ))  # fmt: skip
 
     def feed_forward(self, layer: int) -> None:
         s = self.sizes
-        self._add(f"{layer}.out", "o")
+        self._add_product(f"{layer}.out", "o")
         self.norm = f"{layer}.norm2" if s.pre_norm else f"{layer}.norm1"
         self._project(layer, 2, "linear1", "hidden", activation="gelu" if s.gelu else "relu")
-        self._add(f"{layer}.linear2", "hidden")
+        self._add_product(f"{layer}.linear2", "hidden")
         if not s.pre_norm:
             self.norm = f"{layer}.norm2"
 
     def finish(self) -> None:
-        """Normalise once more, and decide the values."""
+        """Add the final norm, the head and the sampling."""
         s = self.sizes
         if not s.pre_norm:
             self._normalise()
@@ -160,17 +167,17 @@ class _Step:
             "sample", sample_kernel,
             {
                 **self.rows, "p_parameters": self.buffers["parameters"],
-                "p_tables": self.weights["tables"],
+                "p_channel_tables": self.weights["channel_tables"],
                 **{f"p_{name}": self.buffers[name] for name in (
                     "canvas", "bits", "known", "seed", "particle", "temperature", "top_p",
                     "guidance", "twin",
                 )},
             },
-            self.place | {
+            self.steps | {
                 "FIRST_VALUE": s.first_value, "C": s.channels, "DRAWS": s.draws,
                 "OUTPUTS": s.outputs, "CATEGORICAL": s.categorical, "LEVELS": LEVELS,
                 "M": MIXTURES, "MIN_LOG_SCALE": MIN_LOG_SCALE,
-                "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE, "LEAST": MIN_LOG_PROB,
+                "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE, "MIN_LOG_PROB": MIN_LOG_PROB,
                 "BM": triton.next_power_of_2(MIXTURES),
             },
             num_warps=1, maxnreg=MAX_REGISTERS,
@@ -183,7 +190,7 @@ class _Step:
         }
 
     def _tiles(self, product: str) -> dict[str, int]:
-        """Give the tile of a product; without tensor cores the largest that does not spill."""
+        """Return the tile of a product; in float32 the largest that does not spill registers."""
         if self.sizes.dtype_of(product) != torch.float32:
             return {"BM": BM, "BN": BN_PROJECT, "BK": BK}
         return {"BM": BM, "BN": 64, "BK": 32 if self.norm is None else 16}
@@ -192,7 +199,7 @@ class _Step:
         self, layer: int, half: int, name: str, to: str, activation: str = "none",
         features: int = 0,
     ) -> None:  # fmt: skip
-        """Put what is normalised, convolved where the network does so, through a product."""
+        """Add a product of the normalised stream, with the short convolution if there is one."""
         x, norm = self.stream[0][0], self.norm
         if self.sizes.short_conv:
             self._convolve(layer, half)
@@ -203,7 +210,7 @@ class _Step:
     def _convolve(self, layer: int, half: int) -> None:
         s, (x, statistics) = self.sizes, self.stream[0]
         name = f"{layer}.conv{half}"
-        width = min(triton.next_power_of_2(s.d_model), CONVOLVED)
+        width = min(triton.next_power_of_2(s.d_model), CONV_FEATURES)
         self.launches.append(Launch(
             name, convolve_kernel,
             {
@@ -213,7 +220,8 @@ class _Step:
                 "p_y": self.buffers["convolved"],
             },
             {
-                "T": s.pixels, "PARTS": s.parts, "COLUMNS": s.columns, "RING": s.ring,
+                "T": s.pixels, "STEPS_PER_PIXEL": s.steps_per_pixel,
+                "STEPS_PER_ROW": s.steps_per_row, "RING": s.ring,
                 "D": s.d_model, "NORM": self.norm is not None, "EPS": NORM_EPS, "BN": width,
                 "BN_STATISTICS": BN_RESIDUAL,
             },
@@ -224,7 +232,7 @@ class _Step:
         self, name: str, x: Tensor, to: str, activation: str = "none", features: int = 0
     ) -> None:
         y, weight, tiles = self.buffers[to], self.weights[f"{name}.weight"], self._tiles(name)
-        options = _warps(weight)
+        options = _launch_options(weight)
         wide = min(self.sizes.d_model, weight.shape[0]) >= BN_MANY
         if self.many and wide and weight.dtype != torch.float32:
             tiles, options = tiles | {"BN": BN_MANY}, {"num_warps": WARPS_MANY}
@@ -243,8 +251,8 @@ class _Step:
             rows=BM, columns=triton.cdiv(weight.shape[0], tiles["BN"]), **options,
         ))  # fmt: skip
 
-    def _add(self, name: str, of: str) -> None:
-        """Add a product to the stream, normalised first where that is post-norm's."""
+    def _add_product(self, name: str, source: str) -> None:
+        """Add a product to the stream, which is normalised first with post-norm."""
         (x, x_statistics), (y, y_statistics) = self.stream
         self.stream.reverse()
         if self.sizes.pre_norm:
@@ -253,7 +261,7 @@ class _Step:
         self.launches.append(Launch(
             name, residual_kernel,
             {
-                "p_slots": self.buffers["slots"], "p_a": self.buffers[of], "p_weight": weight,
+                "p_slots": self.buffers["slots"], "p_a": self.buffers[source], "p_weight": weight,
                 "p_bias": self.weights[f"{name}.bias"], "p_x": x,
                 "p_x_statistics": None if self.norm is None else x_statistics, **self._norm(),
                 "p_y": y, "p_y_statistics": y_statistics,
@@ -262,11 +270,11 @@ class _Step:
                 "IN": weight.shape[1], "OUT": self.sizes.d_model, "NORM": self.norm is not None,
                 "EPS": NORM_EPS, "BN": BN_RESIDUAL,
             },
-            rows=BM, columns=self.sizes.tiles, **_warps(weight),
+            rows=BM, columns=self.sizes.tiles, **_launch_options(weight),
         ))  # fmt: skip
 
     def _normalise(self) -> None:
-        """Normalise the stream itself: where two norms follow each other (post-norm)."""
+        """Normalise the stream itself, for two norms in a row (post-norm)."""
         (x, x_statistics), (y, y_statistics) = self.stream
         self.stream.reverse()
         self.launches.append(Launch(
@@ -283,19 +291,19 @@ class _Step:
 def variants(
     networks: Mapping[str, DecodeConfig] = COMPILED, *, overlap: bool = False
 ) -> list[KernelVariant]:
-    """Give every kernel that these networks launch, each once, in bf16, and in float32 too."""
+    """List the distinct kernel variants that the networks launch, in bf16 and in float32."""
     found: dict[tuple[object, ...], KernelVariant] = {}
     for name, sizes in networks.items():
         for dtype in (torch.bfloat16, torch.float32):
             s = replace(sizes, dtype=dtype)
             memory = allocate_weights(s, "meta"), allocate(s, 2 * BM, "meta")
             for many in (False, True):
-                place = f"{name}/{TYPES[dtype]}" + "/many" * many
+                prefix = f"{name}/{TYPES[dtype]}" + "/many" * many
                 for launch in plan(s, *memory, overlap, many):
-                    variant = launch.variant(place)
-                    same = (
+                    variant = launch.variant(prefix)
+                    key = (
                         variant.kernel.__name__, *sorted(variant.signature.items()),
                         *sorted((k, repr(v)) for k, v in variant.constants.items()),
                     )  # fmt: skip
-                    found.setdefault(same, variant)
+                    found.setdefault(key, variant)
     return list(found.values())

@@ -1,8 +1,8 @@
-"""Programmatic dependent launch: a kernel is set up while the one before it still runs.
+"""Programmatic dependent launch: a kernel starts while the previous one still runs.
 
-A step of one image is some forty small kernels in a row, and between two of them the device waits
-for a launch longer than many of them take. From compute capability 9.0 on, each may let the next
-one's programs come onto the device early, where they wait until all that it wrote can be seen
+A decode step of one image is about forty small kernels, and the launch gap between two of them is
+longer than many of the kernels. From compute capability 9.0 on, a kernel may let the next kernel's
+programs start early. They then wait until everything that the earlier kernel wrote is visible
 (CUDA programming guide, section "Programmatic Dependent Launch and Synchronization").
 """
 
@@ -16,27 +16,27 @@ import triton
 import triton.language as tl
 
 CAPABILITY = (9, 0)
-DRIVER = 12_030  # CUDA 12.3: the first whose graphs keep such launches
+DRIVER = 12_030  # CUDA 12.3, the first version whose graphs support such launches
 
 
 @triton.jit
 def wait_for_previous_kernel() -> None:
-    """Wait for the kernel before; comes before all that reads or writes what another writes.
+    """Wait for the previous kernel, then let the next one start.
 
-    Only then may the kernel behind be set up, so that no more than two are ever under way, and the
-    one before the last has ended.
+    Call it before any access to memory that another kernel writes. The next kernel may start only
+    after the wait, so at most two kernels run at a time and all earlier ones have ended.
     """
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
 
 
 def supports_dependent_launch(capability: tuple[int, int]) -> bool:
-    """Say whether a device of that compute capability, with the driver here, can do it."""
+    """Return True if a device of this compute capability and the installed driver support it."""
     if capability < CAPABILITY:
         return False
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:  # as on Windows
+    except OSError:  # not Linux, or no driver
         return False
     version = ctypes.c_int()
     found: int = cuda.cuDriverGetVersion(ctypes.byref(version))

@@ -1,6 +1,6 @@
-"""Distributions over the 256 values of a channel, as device functions.
+"""Distributions over the 256 values of a channel, as Triton functions.
 
-The definitions are the model's; a program holds the whole of a distribution.
+A program holds a whole distribution. ``model/heads.py`` defines the distributions.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def inverse_cdf(b_weight, m_weight, u, LAST: tl.constexpr):
-    """Give the first index whose cumulated weight exceeds u × total, whatever the numbers are."""
+    """Return the first index whose cumulative weight exceeds u × total, at most ``LAST``."""
     b_sum = tl.cumsum(tl.where(m_weight, b_weight, 0.0), 0)
     b_below = (b_sum <= u * tl.max(b_sum, 0)) & m_weight
     return tl.minimum(tl.sum(b_below.to(tl.int32), 0), LAST)
@@ -33,9 +33,9 @@ def tanh(x):
 
 @triton.jit
 def logistic_log_prob(value, b_mean, b_log_scale):
-    """Give log P of the bin around ``value``, 2/255 wide; the outermost reach to infinity.
+    """Return log P of the bin of width 2/255 around ``value``; outer bins extend to infinity.
 
-    The bin's mass is written without the difference of two sigmoids, which cancels far from the
+    The bin's mass is computed without the difference of two sigmoids, which cancels far from the
     mean: with a = |value - mean| / scale and h half the bin's width over the scale, it is
     2 sinh(h) e^-a / ((1 + e^(h-a)) (1 + e^(-h-a))), and 2 sinh(h) / h has a series for small h.
     """
@@ -63,21 +63,21 @@ def log_sum_exp(b_x, AXIS: tl.constexpr):
 
 
 @triton.jit
-def cooled(b_logit, heat, LEAST: tl.constexpr):
-    """Give ln P at a temperature, none less than ``LEAST``, so that no two infinities meet.
+def tempered_log_probs(b_logit, temperature, MIN_LOG_PROB: tl.constexpr):
+    """Return ln P at a temperature, clamped to ``MIN_LOG_PROB`` to avoid inf - inf.
 
-    The largest is 0 before it is divided, or the coldest would be infinite.
+    The maximum is subtracted before the division, which would overflow at low temperatures.
     """
-    b_cold = (b_logit - tl.max(b_logit, 0)) / heat
-    return tl.maximum(b_cold - tl.log(tl.sum(tl.exp(b_cold), 0)), LEAST)
+    b_scaled = (b_logit - tl.max(b_logit, 0)) / temperature
+    return tl.maximum(b_scaled - tl.log(tl.sum(tl.exp(b_scaled), 0)), MIN_LOG_PROB)
 
 
 @triton.jit
-def component(
+def component_parameters(
     p_parameters, i_m, first, second, c: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
     MIN_LOG_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Give mean and log-scale of one logistic, or of several, once earlier values are known."""
+    """Return mean and log-scale of logistic components ``i_m``, given the earlier channels."""
     mean = tl.load(p_parameters + (1 + c) * M + i_m)
     log_scale = tl.load(p_parameters + (1 + C + c) * M + i_m)
     p_pair = p_parameters + (1 + 2 * C + c * (c - 1) // 2) * M + i_m  # (0, c); then (1, c)
@@ -90,53 +90,54 @@ def component(
 
 @triton.jit
 def mixture_log_probs(
-    p_parameters, first, second, heat, c: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
-    M: tl.constexpr, MIN_LOG_SCALE: tl.constexpr, MIN_WARM_LOG_SCALE: tl.constexpr,
-    LEAST: tl.constexpr, BM: tl.constexpr,
+    p_parameters, first, second, temperature, c: tl.constexpr, C: tl.constexpr,
+    LEVELS: tl.constexpr, M: tl.constexpr, MIN_LOG_SCALE: tl.constexpr,
+    MIN_WARM_LOG_SCALE: tl.constexpr, MIN_LOG_PROB: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Give ln P of a channel's values, none less than ``LEAST``, given the earlier channels'.
+    """Return ln P of a channel's values, given the earlier channels, at least ``MIN_LOG_PROB``.
 
-    The heat divides the components' logits and multiplies their scales.
+    The temperature divides the components' logits and multiplies their scales.
     """
-    # Rounded as torch does, or the compiler makes it a product, and of equals one is likelier.
+    # Exact division as in torch: a multiplication would make symmetric values differ.
     b_value = tl.div_rn(tl.arange(0, LEVELS).to(tl.float32), 127.5) - 1.0
     b_top = tl.full([LEVELS], float("-inf"), tl.float32)
     b_sum = tl.zeros([LEVELS], tl.float32)
-    warmer = tl.log(heat)
+    log_temperature = tl.log(temperature)
     o_m = tl.arange(0, BM)
     b_logit = tl.load(p_parameters + o_m, mask=o_m < M, other=float("-inf"))
-    b_weight = cooled(b_logit, heat, LEAST)
+    b_weight = tempered_log_probs(b_logit, temperature, MIN_LOG_PROB)
     for i_m in range(M):
         weight = tl.sum(tl.where(o_m == i_m, b_weight, 0.0), 0)
-        for earlier in tl.static_range(
-            c
-        ):  # the components' weights given the values before (Bayes)
-            mean, log_scale = component(
+        # Bayes: the weight of the component given the earlier channels' values.
+        for earlier in tl.static_range(c):
+            mean, log_scale = component_parameters(
                 p_parameters, i_m, first, second, earlier, C, M, MIN_LOG_SCALE
             )
-            log_scale = tl.maximum(log_scale + warmer, MIN_WARM_LOG_SCALE)
+            log_scale = tl.maximum(log_scale + log_temperature, MIN_WARM_LOG_SCALE)
             weight += logistic_log_prob(first if earlier == 0 else second, mean, log_scale)
-        mean, log_scale = component(p_parameters, i_m, first, second, c, C, M, MIN_LOG_SCALE)
-        log_scale = tl.maximum(log_scale + warmer, MIN_WARM_LOG_SCALE)
+        mean, log_scale = component_parameters(
+            p_parameters, i_m, first, second, c, C, M, MIN_LOG_SCALE
+        )
+        log_scale = tl.maximum(log_scale + log_temperature, MIN_WARM_LOG_SCALE)
         b_log = weight + logistic_log_prob(b_value, mean, log_scale)
-        b_more = tl.maximum(b_top, b_log)
-        b_sum = b_sum * tl.exp(b_top - b_more) + tl.exp(b_log - b_more)
-        b_top = b_more
-    return cooled(b_top + tl.log(b_sum), 1.0, LEAST)
+        b_new_top = tl.maximum(b_top, b_log)
+        b_sum = b_sum * tl.exp(b_top - b_new_top) + tl.exp(b_log - b_new_top)
+        b_top = b_new_top
+    return tempered_log_probs(b_top + tl.log(b_sum), 1.0, MIN_LOG_PROB)
 
 
 @triton.jit
 def apply_top_p(b_weight, top_p):
-    """Zero all but the likeliest values that hold ``top_p`` of the weight, the largest being 1.
+    """Set all weights to 0 except the largest ones that hold ``top_p`` of the total.
 
-    A value stays if those likelier than it hold less than that; of equals the lower comes first.
-    The least weight that stays is found by bisection over bit patterns: those of numbers that are
-    not negative have the numbers' own order.
+    The largest weight must be 1. A value is kept if the weights above it sum to less than the
+    share; among equal weights the lower value comes first. The smallest kept weight is found by
+    bisection over bit patterns, because non-negative floats are ordered like their bits.
     """
     share = top_p * tl.sum(b_weight, 0)
     b_bits = b_weight.to(tl.int32, bitcast=True)
     low = tl.zeros([], tl.int32)
-    high = low + 0x3F800000  # of 1: nothing is likelier
+    high = low + 0x3F800000  # bits of 1.0, the largest weight
     for _ in range(30):
         middle = (low + high) // 2
         enough = tl.sum(tl.where(b_bits > middle, b_weight, 0.0), 0) < share
@@ -150,16 +151,16 @@ def apply_top_p(b_weight, top_p):
 
 
 @triton.jit
-def only_likely(b_log, b_labelled, top_p):
-    """Leave of ln P what is likely with the label, less a quarter of what ``top_p`` leaves out."""
-    b_weight = tl.exp(b_labelled - tl.max(b_labelled, 0))
+def mask_unlikely(b_log, b_conditional, top_p):
+    """Set ln P to -inf outside the conditional distribution's top 1 - (1 - top_p) / 4."""
+    b_weight = tl.exp(b_conditional - tl.max(b_conditional, 0))
     b_weight = apply_top_p(b_weight, 1.0 - 0.25 * (1.0 - top_p))
     return tl.where(b_weight > 0.0, b_log, float("-inf"))
 
 
 @triton.jit
-def draw(b_log, u, greedy, top_p, LEVELS: tl.constexpr):
-    """Draw from ln P, of the likeliest values alone, or give the likeliest."""
+def sample(b_log, u, greedy, top_p, LEVELS: tl.constexpr):
+    """Sample from ln P with top-p filtering, or return the most likely value if ``greedy``."""
     b_weight = tl.exp(b_log - tl.max(b_log, 0))
     if top_p < 1.0:
         b_weight = apply_top_p(b_weight, top_p)

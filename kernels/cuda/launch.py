@@ -1,4 +1,4 @@
-"""Kernels with all that they are given, and pixels of them: from the host, or as CUDA graphs."""
+"""Kernel launches with their arguments, run from the host or replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int32: "i32",
     torch.int64: "i64",
 }  # fmt: skip
-GRAPH_PIXELS = (8, 1)  # pixels that one replay of a graph draws
+GRAPH_PIXELS = (8, 1)  # pixels per replay of a graph
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel with all that it is given; ``run`` starts it for so many rows.
+    """A kernel with its arguments and options; ``run`` launches it for a number of rows.
 
-    ``arguments`` are tensors, None, or ``"part"``, which stands for the step's place in the pixel.
-    ``rows`` rows and ``columns`` tiles (or heads, beside the rows) make the grid.
+    Attributes:
+        arguments: Tensors, None, or ``"subpixel"`` for the index of the step within its pixel.
+        rows: Rows per program.
+        programs_per_row: Programs per tile of rows, on the first axis of the grid.
+        columns: Programs on the second axis of the grid.
     """
 
     name: str
@@ -33,23 +36,23 @@ class Launch:
     arguments: Mapping[str, Tensor | str | None]
     constants: Mapping[str, object]
     rows: int = 1
-    beside: int = 1
+    programs_per_row: int = 1
     columns: int = 1
     num_warps: int = 4
     num_stages: int = 3
     maxnreg: int | None = None
 
-    def run(self, rows: int, part: int) -> None:
-        arguments = {n: part if isinstance(x, str) else x for n, x in self.arguments.items()}
-        grid = (triton.cdiv(rows, self.rows) * self.beside, self.columns)
-        early = {"launch_pdl": True} if self.constants["OVERLAP"] else {}
+    def run(self, rows: int, subpixel: int) -> None:
+        arguments = {n: subpixel if isinstance(x, str) else x for n, x in self.arguments.items()}
+        grid = (triton.cdiv(rows, self.rows) * self.programs_per_row, self.columns)
+        dependent = {"launch_pdl": True} if self.constants["OVERLAP"] else {}
         self.kernel[grid](
-            **arguments, **self.constants, **early,
+            **arguments, **self.constants, **dependent,
             num_warps=self.num_warps, num_stages=self.num_stages, maxnreg=self.maxnreg,
         )  # fmt: skip
 
     def variant(self, prefix: str) -> KernelVariant:
-        """Give what this launch makes Triton compile."""
+        """Return the kernel variant that this launch makes Triton compile."""
         signature: dict[str, str] = {}
         constants = dict(self.constants)
         for name, value in self.arguments.items():
@@ -66,18 +69,23 @@ class Launch:
 
 
 class StepRunner:
-    """A step's launches, run pixel after pixel for the first rows of a batch.
+    """Runner of a step's launches for the first rows of a batch, pixel after pixel.
 
-    ``parts`` is how many steps a pixel takes, ``most`` how many rows there ever are. The launches
-    are those of the largest of their numbers of rows that is not more than there are.
+    Args:
+        launches: The launches of a step, by the smallest number of rows that they are for.
+        steps_per_pixel: Steps per pixel.
+        max_rows: Maximum number of rows.
     """
 
-    def __init__(self, launches: Mapping[int, Sequence[Launch]], parts: int, most: int) -> None:
-        self._launches, self._parts, self._most = launches, parts, most
+    def __init__(
+        self, launches: Mapping[int, Sequence[Launch]], steps_per_pixel: int, max_rows: int
+    ) -> None:
+        self._launches, self._steps_per_pixel = launches, steps_per_pixel
+        self._max_rows = max_rows
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     def run(self, rows: int, pixels: int) -> None:
-        """Start so many pixels of the first rows, in as few graphs as do it."""
+        """Launch ``pixels`` pixels of the first ``rows`` rows, with as few graphs as possible."""
         for size in GRAPH_PIXELS:
             for _ in range(pixels // size):
                 graph = self._graphs.get((self._bucket(rows), size))
@@ -88,37 +96,36 @@ class StepRunner:
             pixels %= size
 
     def compile(self) -> None:
-        """Start every kernel once, of no slots: nothing is compiled while a graph is captured."""
+        """Launch every kernel once without slots, so that no capture has to compile."""
         for rows in self._launches:
             self._launch(rows, 1)
 
     def capture(self) -> None:
-        """Make every graph now, so that none is made while somebody waits.
+        """Capture all graphs, one for each power of two of rows, on the current stream.
 
-        For rows up to each power of two, on the current stream. All kernels have to have run, and
-        there are no slots in the batch.
+        Call ``compile`` first. The batch must have no slots.
         """
         for rows in sorted({self._bucket(1 << i) for i in range(32)}):
             for pixels in GRAPH_PIXELS:
                 graph = torch.cuda.CUDAGraph()
-                # Other engines' threads may go on using the device meanwhile.
+                # Threads of other engines may use the device during the capture.
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     self._launch(rows, pixels)
                 except BaseException:
-                    with contextlib.suppress(RuntimeError):  # which would hide the cause
+                    with contextlib.suppress(RuntimeError):  # would hide the cause
                         graph.capture_end()
                     raise
                 graph.capture_end()
-                graph.replay()  # of no slots: what the first replay takes, nobody waits for
+                graph.replay()  # without slots: the first replay is slow
                 self._graphs[rows, pixels] = graph
 
     def _bucket(self, rows: int) -> int:
-        return min(int(triton.next_power_of_2(rows)), self._most)
+        return min(int(triton.next_power_of_2(rows)), self._max_rows)
 
     def _launch(self, rows: int, pixels: int) -> None:
-        launches = self._launches[max(least for least in self._launches if least <= rows)]
+        launches = self._launches[max(smallest for smallest in self._launches if smallest <= rows)]
         for _ in range(pixels):
-            for part in range(self._parts):
+            for subpixel in range(self._steps_per_pixel):
                 for launch in launches:
-                    launch.run(rows, part)
+                    launch.run(rows, subpixel)

@@ -1,6 +1,6 @@
-"""A linear map's gradients on a CUDA device: its bias's summed in one pass over memory.
+"""Linear layer whose bias gradient is summed by a Triton kernel in one pass over memory.
 
-torch sums the rows of a tall matrix at a fifth of the memory's speed.
+PyTorch sums the rows of a tall matrix at a fifth of the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from scanline.kernels.cuda.variants import KernelVariant
 from scanline.kernels.custom_op import custom_op
 from scanline.kernels.double_backward import DOUBLE_BACKWARD_ERROR
 
-_ROWS, _COLUMNS, _WARPS = 32, 64, 4  # of a tile
+_ROWS, _COLUMNS, _WARPS = 32, 64, 4  # per tile
 
 
 @custom_op("scanline::column_sums")
 def column_sums(x: Tensor) -> Tensor:
-    """Sum the rows of ``x: [N, O]``, any float dtype, in float32 and always in the same order."""
+    """Sum the rows of ``x: [N, O]`` in float32 and in a fixed order."""
     x = x.contiguous()
     N, columns = x.shape
-    across = triton.cdiv(columns, _COLUMNS)
+    column_tiles = triton.cdiv(columns, _COLUMNS)
     tiles = triton.cdiv(N, _ROWS)
-    each = max(1, triton.cdiv(tiles * across, PROGRAMS))
-    programs = triton.cdiv(tiles, each)
+    tiles_per_program = max(1, triton.cdiv(tiles * column_tiles, PROGRAMS))
+    programs = triton.cdiv(tiles, tiles_per_program)
     sums = x.new_empty(programs, columns, dtype=torch.float32)
     if sums.numel():
-        column_sums_kernel[(programs, across)](
-            x, sums, N, each, COLUMNS=columns, BT=_ROWS, BO=_COLUMNS, num_warps=_WARPS
-        )
+        column_sums_kernel[(programs, column_tiles)](
+            x, sums, N, tiles_per_program,
+            COLUMNS=columns, BT=_ROWS, BO=_COLUMNS, num_warps=_WARPS,
+        )  # fmt: skip
     return sums.sum(0)
 
 
@@ -46,37 +47,41 @@ def _(x: Tensor) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.given = x.dtype
+        ctx.input_dtype = x.dtype
         x, weight = x.to(dtype), weight.to(dtype)
         ctx.save_for_backward(x, weight)
         return F.linear(x, weight, bias.to(dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        if torch.is_grad_enabled():  # nothing leads from what is kept to what it was cast from
+        if torch.is_grad_enabled():  # the saved casts have no graph to x and weight
             raise RuntimeError(DOUBLE_BACKWARD_ERROR)
         x, weight = ctx.saved_tensors
         rows = grad.flatten(0, -2)
-        of_x = (rows @ weight).view(x.shape).to(ctx.given) if ctx.needs_input_grad[0] else None
-        of_weight = (rows.T @ x.flatten(0, -2)).float()
-        return of_x, of_weight, column_sums(rows), None
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = (rows @ weight).view(x.shape).to(ctx.input_dtype)
+        grad_weight = (rows.T @ x.flatten(0, -2)).float()
+        return grad_x, grad_weight, column_sums(rows), None
 
 
 def triton_linear(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Give W x + b in ``dtype``: ``x: [..., I]``, float32 ``weight: [O, I]`` and ``bias: [O]``.
+    """Return W x + b in ``dtype``, for ``x: [..., I]``, ``weight: [O, I]`` and ``bias: [O]``.
 
-    Gradients have the dtypes of what they are of.
+    ``weight`` and ``bias`` are float32. Each gradient has the dtype of its tensor.
     """
     y: Tensor = _Linear.apply(x, weight, bias, dtype)  # type: ignore[no-untyped-call]
     return y
 
 
 def variants() -> list[KernelVariant]:
-    """List what is launched: the widths of usual networks, in training's dtypes."""
+    """List the kernel variants for the widths of common networks and the training dtypes."""
     return [
         KernelVariant(
             f"column_sums_kernel/{width}/{dtype}", column_sums_kernel,
-            {"x": f"*{dtype}:16", "sums": "*fp32:16", "N": "i32", "each": "i32"},
+            {
+                "x": f"*{dtype}:16", "sums": "*fp32:16", "N": "i32", "tiles_per_program": "i32",
+            },
             {"COLUMNS": width, "BT": _ROWS, "BO": _COLUMNS}, _WARPS, 3,
         )
         for width in (128, 384, 512, 768, 1024, 72)

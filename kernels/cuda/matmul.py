@@ -1,14 +1,13 @@
-"""The decode step's matrix products, each with what stands before and behind it fused in.
+"""Matrix products of the decode step, fused with layer norm, bias, activation and residual.
 
-A product is ``y = f(A Wᵀ + b)`` over rows ``[B, IN]`` of which only those with a slot count. The
-loop over ``IN`` runs in one order, in steps of one size, and is never split, so a row comes out the
-same to the last bit alone or among thousands, whose tiles may be wider. Buffers of rows are whole
-tiles: a row without a slot is worked on as the others are, for nothing, which costs less than to
-leave it out.
+A product is ``y = f(A Wᵀ + b)`` over rows ``[B, IN]``. The loop over ``IN`` has a fixed order and
+step size and is never split, so a row gets the same bits alone or among thousands, even if the
+tiles are wider. Row buffers are whole tiles. Rows without a slot are computed too and their results
+ignored, because that costs less than masking them.
 
-Layer norm costs no kernel of its own, and no program needs a whole row: whoever writes a tile of
-the residual stream writes the tile's mean and its sum of squared deviations beside it, and whoever
-reads the row combines those (Chan et al. 1979) and normalises its operand on the way in.
+Layer norm needs neither a kernel of its own nor a program that holds a whole row. A kernel that
+writes a tile of the residual stream also writes the tile's mean and sum of squared deviations. A
+kernel that reads the row combines them (Chan et al. 1979) and normalises its operand as it loads.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -21,52 +20,52 @@ import triton.language as tl
 from scanline.kernels.cuda.dependent_launch import wait_for_previous_kernel
 
 NORM_EPS = 1e-5  # of layer norm
-BM, BK = 64, 64  # rows and summands of every tile
-BN_PROJECT = 128  # columns a program of ``project_kernel``: wide, so that rows are read seldom
-BN_RESIDUAL = 64  # and of ``residual_kernel``: narrow, as these outputs are few and their sums long
+BM, BK = 64, 64  # rows, and length of the inner loop's step, of every tile
+BN_PROJECT = 128  # columns per program of ``project_kernel``: wide, to read rows less often
+BN_RESIDUAL = 64  # columns per program of ``residual_kernel``: few outputs with long sums
 
 
 @triton.jit
-def below(o, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Say which are below ``SIZE``: all, and the compiler knows it, where tiles end with it.
+def in_bounds(o, SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return ``o < SIZE``, as a constant true mask if ``SIZE`` is a multiple of ``TILE``.
 
-    Of no tile that begins beyond it.
+    The tile must begin below ``SIZE``.
     """
     return o == o if SIZE % TILE == 0 else o < SIZE
 
 
 @triton.jit
-def statistics_of(D: tl.constexpr, BN: tl.constexpr):
-    """Give how many numbers a row's statistics are: two a tile."""
+def statistics_size(D: tl.constexpr, BN: tl.constexpr):
+    """Return the number of statistics of a row: two per tile."""
     return 2 * ((D + BN - 1) // BN)
 
 
 @triton.jit
 def write_statistics(p_statistics, o_row, b_y, i_tile, D: tl.constexpr, BN: tl.constexpr):
-    """Note mean and squared deviations of one tile ``[rows, BN]`` of the stream."""
+    """Store the mean and squared deviations of a tile ``[rows, BN]`` of the residual stream."""
     TILES: tl.constexpr = (D + BN - 1) // BN
-    m_col = below(i_tile * BN + tl.arange(0, BN), D, BN)
+    m_col = in_bounds(i_tile * BN + tl.arange(0, BN), D, BN)
     count = tl.minimum(D - i_tile * BN, BN).to(tl.float32)
     b_mean = tl.sum(tl.where(m_col[None, :], b_y, 0.0), 1) / count
-    b_away = tl.where(m_col[None, :], b_y - b_mean[:, None], 0.0)
-    p_mine = p_statistics + (o_row * TILES + i_tile) * 2
-    tl.store(p_mine, b_mean)
-    tl.store(p_mine + 1, tl.sum(b_away * b_away, 1))
+    b_centred = tl.where(m_col[None, :], b_y - b_mean[:, None], 0.0)
+    p_tile = p_statistics + (o_row * TILES + i_tile) * 2
+    tl.store(p_tile, b_mean)
+    tl.store(p_tile + 1, tl.sum(b_centred * b_centred, 1))
 
 
 @triton.jit
 def read_statistics(p_statistics, o_row, D: tl.constexpr, BN: tl.constexpr, EPS: tl.constexpr):
-    """Give each row's mean, and one over its standard deviation."""
+    """Return each row's mean and reciprocal standard deviation."""
     TILES: tl.constexpr = (D + BN - 1) // BN
     o_tile = tl.arange(0, triton.next_power_of_2(TILES))
     m_tile = (o_tile < TILES)[None, :]
     b_count = tl.minimum(tl.maximum(D - o_tile * BN, 0), BN).to(tl.float32)
-    o_each = (o_row[:, None] * TILES + o_tile[None, :]) * 2
-    b_means = tl.load(p_statistics + o_each, mask=m_tile, other=0.0)
-    b_squares = tl.load(p_statistics + o_each + 1, mask=m_tile, other=0.0)
+    o_pair = (o_row[:, None] * TILES + o_tile[None, :]) * 2
+    b_means = tl.load(p_statistics + o_pair, mask=m_tile, other=0.0)
+    b_squares = tl.load(p_statistics + o_pair + 1, mask=m_tile, other=0.0)
     b_mean = tl.sum(b_means * b_count[None, :], 1) / D
-    b_off = b_means - b_mean[:, None]
-    b_square = tl.sum(b_squares + b_off * b_off * b_count[None, :], 1)
+    b_shift = b_means - b_mean[:, None]
+    b_square = tl.sum(b_squares + b_shift * b_shift * b_count[None, :], 1)
     return b_mean, 1.0 / tl.sqrt(b_square / D + EPS)
 
 
@@ -75,7 +74,7 @@ def normalise(
     b_x, p_statistics, p_norm_weight, p_norm_bias, o_row, o_col, m_col,
     D: tl.constexpr, BN: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Give the layer norm of one tile of rows whose statistics are known."""
+    """Return the layer norm of a tile of rows from their statistics."""
     b_mean, b_rstd = read_statistics(p_statistics, o_row, D, BN, EPS)
     b_scale = tl.load(p_norm_weight + o_col, mask=m_col, other=0.0)
     b_shift = tl.load(p_norm_bias + o_col, mask=m_col, other=0.0)
@@ -93,7 +92,7 @@ def product(
         b_mean, b_rstd = read_statistics(p_statistics, o_row, IN, BN_STATISTICS, EPS)
     for i_k in range(0, IN, BK):
         o_k = i_k + tl.arange(0, BK)
-        m_k = below(o_k, IN, BK)
+        m_k = in_bounds(o_k, IN, BK)
         b_x = tl.load(p_x + o_row[:, None] * IN + o_k[None, :], mask=m_k[None, :], other=0.0)
         if NORM:
             b_scale = tl.load(p_norm_weight + o_k, mask=m_k, other=0.0)
@@ -110,13 +109,13 @@ def product(
 
 @triton.jit
 def feature(b_y):
-    """Give φ = elu + 1 (eq. 7)."""
+    """Return φ(y) = elu(y) + 1 (eq. 7)."""
     return tl.maximum(b_y, 0.0) + tl.exp(tl.minimum(b_y, 0.0))
 
 
 @triton.jit
 def activate(b_y, ACTIVATION: tl.constexpr):
-    """Give f(y) of the feed-forward network, or y."""
+    """Apply the activation of the feed-forward network, if any."""
     if ACTIVATION == "relu":
         b_y = tl.maximum(b_y, 0.0)
     elif ACTIVATION == "gelu":
@@ -141,8 +140,8 @@ def project_kernel(
         return
     p_x, p_y = p_x + first * IN, p_y + first * OUT
     if NORM:
-        p_statistics += first * statistics_of(IN, BN_STATISTICS)
-    m_col = below(o_col, OUT, BN)
+        p_statistics += first * statistics_size(IN, BN_STATISTICS)
+    m_col = in_bounds(o_col, OUT, BN)
     b_y = product(
         tl.zeros([BM, BN], tl.float32), p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight,
         o_row, o_col, m_col, IN, NORM, EPS, BK, BN_STATISTICS,
@@ -166,9 +165,9 @@ def residual_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Compute y = norm(x) + A Wᵀ + b and its statistics; x and y are different buffers.
+    """Compute y = norm(x) + A Wᵀ + b and its statistics.
 
-    They have to be: another program of the row may still read the statistics of x.
+    x and y must be different buffers, because another program may still read the statistics of x.
     """
     if OVERLAP:
         wait_for_previous_kernel()
@@ -178,10 +177,10 @@ def residual_kernel(
     if tl.max(tl.load(p_slots + first + o_row), 0) < 0:
         return
     p_a, p_x, p_y = p_a + first * IN, p_x + first * OUT, p_y + first * OUT
-    p_y_statistics += first * statistics_of(OUT, BN)
+    p_y_statistics += first * statistics_size(OUT, BN)
     if NORM:
-        p_x_statistics += first * statistics_of(OUT, BN)
-    m_col = below(o_col, OUT, BN)
+        p_x_statistics += first * statistics_size(OUT, BN)
+    m_col = in_bounds(o_col, OUT, BN)
     b_y = product(
         tl.zeros([BM, BN], tl.float32), p_a, p_a, p_a, p_a, p_weight, o_row, o_col, m_col,
         IN, False, EPS, BK, BN,
@@ -204,7 +203,7 @@ def normalise_kernel(
     D: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Compute y = norm(x) and its statistics: where two norms follow each other (post-norm)."""
+    """Compute y = norm(x) and its statistics, for two norms in a row (post-norm)."""
     if OVERLAP:
         wait_for_previous_kernel()
     i_n = tl.program_id(1)
@@ -212,7 +211,7 @@ def normalise_kernel(
     o_col = i_n * BN + tl.arange(0, BN)
     if tl.max(tl.load(p_slots + o_row), 0) < 0:
         return
-    m_col = below(o_col, D, BN)
+    m_col = in_bounds(o_col, D, BN)
     o_y = o_row[:, None] * D + o_col[None, :]
     b_x = tl.load(p_x + o_y, mask=m_col[None, :], other=0.0)
     b_y = normalise(

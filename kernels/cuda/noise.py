@@ -1,7 +1,4 @@
-"""The uniforms that an image's seed decides, as a device function.
-
-The definition is ``pixel_noise`` of ``model/noise.py``; the generator is Triton's own.
-"""
+"""Uniform random numbers of an image (``pixel_noise`` of ``model/noise.py``) in Triton."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -14,9 +11,10 @@ from triton.language.random import philox_impl
 
 @triton.jit
 def uniform(seed, particle, i):
-    """Give uniform ``i`` of an image in (0, 1): a word of Philox 4x64-10, the upper 23 bits of it.
+    """Return uniform number ``i`` of an image in (0, 1), from Philox 4x64-10.
 
-    All three are uint64 scalars; as numpy counts, block n of four words has the counter n + 1.
+    It is the upper 23 bits of word ``i``. All arguments are uint64 scalars. As in numpy, block n of
+    four words has the counter n + 1.
     """
     zero = tl.zeros([], tl.uint64)
     a, b, c, d = philox_impl(i // 4 + 1, zero, zero, zero, seed, particle)

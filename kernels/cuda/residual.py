@@ -1,8 +1,9 @@
-"""What stands between two products of a layer, on a CUDA device: add, normalise, convolve.
+"""Residual connection, layer norm and short convolution of a layer, fused on a CUDA device.
 
-Two launches forward and one back, each near one pass over memory: written in torch they are eight,
-and some thirty back, the most of them the short convolution's. Tiles are fixed, and so is who sums
-what: an image's numbers do not depend on its neighbours, and a gradient is the same every time.
+The forward pass is two launches and the backward pass one, each close to one pass over memory. In
+PyTorch they are eight and about thirty kernels, most of them for the short convolution. Tile sizes
+and the order of sums are fixed: an image's result does not depend on the other images of the batch,
+and gradients are deterministic.
 """
 
 from __future__ import annotations
@@ -14,27 +15,32 @@ import triton
 from torch import Tensor
 
 from scanline.kernels.cuda.available import PROGRAMS
-from scanline.kernels.cuda.residual_kernels import backward_kernel, seen_kernel, sum_kernel
+from scanline.kernels.cuda.residual_kernels import (
+    add_kernel,
+    norm_conv_kernel,
+    residual_backward_kernel,
+)
 from scanline.kernels.cuda.variants import KernelVariant
 from scanline.kernels.custom_op import custom_op
 from scanline.kernels.short_conv import TAPS
 
-# Numbers in a tile and warps to it: 8 a thread, but 4 on the way back, which needs the registers.
-_SUM, _SEEN, _BACK = (2048, 4), (2048, 8), (512, 4)
+# Elements per tile and warps: 8 elements per thread, but 4 in the backward pass, which needs more
+# registers.
+_ADD, _NORM_CONV, _BACKWARD = (2048, 4), (2048, 8), (512, 4)
 
 
-def _tiles(D: int, numbers: int) -> dict[str, int]:
-    """Give a tile's constants: whole rows of features, padded to a power of two."""
-    wide = triton.next_power_of_2(D)
-    return {"D": D, "BT": max(1, numbers // wide), "BD": wide}
+def _tile_sizes(D: int, elements: int) -> dict[str, int]:
+    """Return the constants of a tile of whole rows, padded to a power of two."""
+    padded = triton.next_power_of_2(D)
+    return {"D": D, "BT": max(1, elements // padded), "BD": padded}
 
 
-def _warps(D: int, numbers: int, warps: int) -> int:
-    """Give as many warps as its tile has, more where one row is larger than that."""
-    return warps * max(1, int(triton.next_power_of_2(D)) // numbers)
+def _warps(D: int, elements: int, warps: int) -> int:
+    """Return the number of warps of a tile: more than ``warps`` if one row exceeds the tile."""
+    return warps * max(1, int(triton.next_power_of_2(D)) // elements)
 
 
-def _even(x: Tensor | None) -> Tensor | None:
+def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
@@ -44,53 +50,58 @@ def _forward(
     norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Give the sum (empty where nothing is added), what is seen of it, and the norm's two parts."""
+    """Return the sum (empty if nothing is added), the output, the mean and the rstd."""
     B, T, D = x.shape
     x, norm_weight, norm_bias = x.contiguous(), norm_weight.contiguous(), norm_bias.contiguous()
-    added, bias, conv_weight = _even(added), _even(bias), _even(conv_weight)
+    added, bias, conv_weight = _contiguous(added), _contiguous(bias), _contiguous(conv_weight)
     total = x.new_empty(0 if added is None else x.shape)
-    mean, scale, seen = x.new_empty(B, T), x.new_empty(B, T), torch.empty_like(x, dtype=dtype)
+    mean, rstd, out = x.new_empty(B, T), x.new_empty(B, T), torch.empty_like(x, dtype=dtype)
     if x.numel():
-        sizes = _tiles(D, _SUM[0])
-        sum_kernel[(triton.cdiv(B * T, sizes["BT"]),)](
-            x, added, bias, total, mean, scale, B * T, eps, **sizes, num_warps=_warps(D, *_SUM)
+        sizes = _tile_sizes(D, _ADD[0])
+        add_kernel[(triton.cdiv(B * T, sizes["BT"]),)](
+            x, added, bias, total, mean, rstd, B * T, eps, **sizes, num_warps=_warps(D, *_ADD)
         )
-        sizes = _tiles(D, _SEEN[0])
+        sizes = _tile_sizes(D, _NORM_CONV[0])
         tiles = triton.cdiv(T, sizes["BT"])
-        seen_kernel[(B * tiles,)](
-            x if added is None else total, mean, scale, norm_weight, norm_bias, conv_weight, seen,
+        norm_conv_kernel[(B * tiles,)](
+            x if added is None else total, mean, rstd, norm_weight, norm_bias, conv_weight, out,
             T, tiles, columns, stride, **sizes, CONVOLVED=conv_weight is not None,
-            num_warps=_warps(D, *_SEEN),
+            num_warps=_warps(D, *_NORM_CONV),
         )  # fmt: skip
-    return total, seen, mean, scale
+    return total, out, mean, rstd
 
 
 @custom_op("scanline::triton_residual_backward")
 def _backward(
-    grad_total: Tensor | None, grad_seen: Tensor, total: Tensor, mean: Tensor, scale: Tensor,
+    grad_total: Tensor | None, grad_out: Tensor, total: Tensor, mean: Tensor, rstd: Tensor,
     norm_weight: Tensor, norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int,
-    added: torch.dtype | None,
+    added_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Give the sum's gradient, the same in what was ``added``'s dtype (or empty), the weights'."""
+    """Return the gradients of the sum, in float32 and ``added_dtype``, and of the weights.
+
+    The second is empty if ``added_dtype`` is float32 or None.
+    The gradients of the weights are ``[8, D]``: bias, norm weight, norm bias and five taps.
+    """
     B, T, D = total.shape
-    grad_seen, total = grad_seen.contiguous(), total.contiguous()
+    grad_out, total = grad_out.contiguous(), total.contiguous()
     norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.contiguous()
-    grad_total, conv_weight = _even(grad_total), _even(conv_weight)
+    grad_total, conv_weight = _contiguous(grad_total), _contiguous(conv_weight)
     grad = torch.empty_like(total)
-    other = added is not None and added != grad.dtype
-    of_added = torch.empty_like(grad, dtype=added) if other else grad.new_empty(0)
-    sizes = _tiles(D, _BACK[0])
+    casts = added_dtype is not None and added_dtype != grad.dtype
+    grad_added = torch.empty_like(grad, dtype=added_dtype) if casts else grad.new_empty(0)
+    sizes = _tile_sizes(D, _BACKWARD[0])
     tiles = triton.cdiv(T, sizes["BT"])
-    each = max(1, triton.cdiv(B * tiles, PROGRAMS))
-    programs = triton.cdiv(B * tiles, each)
-    of_programs = grad.new_zeros(programs, 3 + TAPS, D)
+    tiles_per_program = max(1, triton.cdiv(B * tiles, PROGRAMS))
+    programs = triton.cdiv(B * tiles, tiles_per_program)
+    partial_grads = grad.new_zeros(programs, 3 + TAPS, D)
     if programs:
-        backward_kernel[(programs,)](
-            total, mean, scale, norm_weight, norm_bias, conv_weight, grad_seen, grad_total, grad,
-            of_added if other else None, of_programs, T, tiles, B * tiles, each, columns, stride,
-            **sizes, CONVOLVED=conv_weight is not None, num_warps=_warps(D, *_BACK),
+        residual_backward_kernel[(programs,)](
+            total, mean, rstd, norm_weight, norm_bias, conv_weight, grad_out, grad_total, grad,
+            grad_added if casts else None, partial_grads, T, tiles, B * tiles, tiles_per_program,
+            columns, stride, **sizes, CONVOLVED=conv_weight is not None,
+            num_warps=_warps(D, *_BACKWARD),
         )  # fmt: skip
-    return grad, of_added, of_programs.sum(0)
+    return grad, grad_added, partial_grads.sum(0)
 
 
 @_forward.register_fake
@@ -100,61 +111,76 @@ def _(x: Tensor, added: Tensor | None, *rest: Any) -> Any:
 
 
 @_backward.register_fake
-def _(grad_total: Tensor | None, grad_seen: Tensor, total: Tensor, *rest: Any) -> Any:
-    other = rest[-1] is not None and rest[-1] != total.dtype
-    of_added = total.new_empty(total.shape, dtype=rest[-1]) if other else total.new_empty(0)
-    return total.new_empty(total.shape), of_added, total.new_empty(3 + TAPS, total.shape[-1])
+def _(grad_total: Tensor | None, grad_out: Tensor, total: Tensor, *rest: Any) -> Any:
+    casts = rest[-1] is not None and rest[-1] != total.dtype
+    grad_added = total.new_empty(total.shape, dtype=rest[-1]) if casts else total.new_empty(0)
+    return total.new_empty(total.shape), grad_added, total.new_empty(3 + TAPS, total.shape[-1])
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, added, bias, norm_weight, norm_bias, conv_weight, ctx.columns, ctx.stride, _, _ = inputs
-    total, _, mean, scale = output
-    ctx.added, ctx.bias = None if added is None else added.dtype, bias is not None
-    ctx.dtype = output[1].dtype
+    total, out, mean, rstd = output
+    ctx.added_dtype, ctx.has_bias = None if added is None else added.dtype, bias is not None
+    ctx.out_dtype = out.dtype
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(mean, scale)
-    kept = x if added is None else total
-    ctx.save_for_backward(kept, mean, scale, norm_weight, norm_bias, conv_weight)
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.save_for_backward(
+        x if added is None else total, mean, rstd, norm_weight, norm_bias, conv_weight
+    )
 
 
 def _gradients(
-    ctx: Any, grad_total: Tensor | None, grad_seen: Tensor | None, *_: Tensor | None
+    ctx: Any, grad_total: Tensor | None, grad_out: Tensor | None, *_: Tensor | None
 ) -> Any:
     total, *rest = ctx.saved_tensors
-    if grad_seen is None:
-        grad_seen = torch.zeros_like(total, dtype=ctx.dtype)
-    grad, of_added, of_weights = _backward(
-        grad_total if ctx.added else None, grad_seen, total, *rest, ctx.columns, ctx.stride,
-        ctx.added,
+    if grad_out is None:
+        grad_out = torch.zeros_like(total, dtype=ctx.out_dtype)
+    grad, grad_added, grad_weights = _backward(
+        grad_total if ctx.added_dtype else None, grad_out, total, *rest, ctx.columns, ctx.stride,
+        ctx.added_dtype,
     )  # fmt: skip
-    of_bias, of_norm_weight, of_norm_bias, *_ = of_weights
-    mine = None if ctx.added is None else of_added if of_added.numel() else grad
-    of_conv = None if rest[-1] is None else of_weights[3:]
+    grad_bias, grad_norm_weight, grad_norm_bias, *_ = grad_weights
+    if ctx.added_dtype is None:
+        grad_added = None
+    elif not grad_added.numel():
+        grad_added = grad
+    grad_conv = None if rest[-1] is None else grad_weights[3:]
     return (
-        grad, mine, of_bias if ctx.bias else None, of_norm_weight, of_norm_bias, of_conv,
+        grad, grad_added, grad_bias if ctx.has_bias else None, grad_norm_weight, grad_norm_bias,
+        grad_conv,
         None, None, None, None,
     )  # fmt: skip
 
 
-_forward.register_autograd(_gradients, setup_context=_keep)
+_forward.register_autograd(_gradients, setup_context=_save_for_backward)
 
 
 def triton_residual(
     x: Tensor, added: Tensor | None, bias: Tensor | None, norm: tuple[Tensor, Tensor],
     conv_weight: Tensor | None, columns: int, stride: int, eps: float, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute ``residual`` with Triton kernels: the sum (``x`` if nothing is added), what is seen.
+    """Compute ``residual`` with Triton kernels; gradients flow to all tensors.
 
-    ``x: [B, T, D]`` float32, D up to ``available.MAX_FEATURES``; ``added`` like it in any dtype and
-    its ``bias: [D]``, or None; ``norm``: weight and bias, ``conv_weight: [5, D]`` or None, float32.
-    What is seen comes in ``dtype``; gradients flow to all tensors.
+    Args:
+        x: Residual stream ``[B, T, D]`` in float32, D up to ``available.MAX_FEATURES``.
+        added: Tensor to add to ``x``, of its shape and of any dtype, or None.
+        bias: Bias ``[D]`` of ``added``, or None.
+        norm: Weight and bias of the layer norm, ``[D]`` in float32.
+        conv_weight: Taps of the short convolution, ``[5, D]`` in float32, or None without one.
+        columns: Steps per row of the image.
+        stride: Steps per pixel.
+        eps: Added to the variance.
+        dtype: Dtype of the output.
+
+    Returns:
+        The sum (``x`` if nothing is added) and the normalised, convolved output.
     """
-    total, seen, _, _ = _forward(x, added, bias, *norm, conv_weight, columns, stride, eps, dtype)
-    return x if added is None else total, seen
+    total, out, _, _ = _forward(x, added, bias, *norm, conv_weight, columns, stride, eps, dtype)
+    return x if added is None else total, out
 
 
 def variants() -> list[KernelVariant]:
-    """List what is launched: usual and odd widths, in training's dtypes, convolved or not."""
+    """List the kernel variants for common and odd widths, all dtypes, with and without taps."""
     found = []
     for D, dtype, convolved in (
         (128, "bf16", True), (128, "bf16", False), (128, "fp32", True), (256, "bf16", True),
@@ -163,31 +189,35 @@ def variants() -> list[KernelVariant]:
     ):  # fmt: skip
         name = f"{D}/{dtype}" + ("" if convolved else "/no convolution")
         conv: dict[str, object] = {"CONVOLVED": convolved} | ({} if convolved else {"conv": None})
-        alike: dict[str, object] = {"grad_added": None} if dtype == "fp32" else {}
+        same_dtype: dict[str, object] = {"grad_added": None} if dtype == "fp32" else {}
         launches: list[tuple[str, Any, dict[str, object], tuple[int, int]]] = [
-            ("", sum_kernel, {}, _SUM),
-            ("/first", sum_kernel, {"bias": None, "added": None}, _SUM),
-            ("", seen_kernel, conv, _SEEN),
-            ("", backward_kernel, conv | alike, _BACK),
-            ("/first", backward_kernel, conv | {"grad_added": None, "grad_total": None}, _BACK),
-        ]
-        for what, kernel, given, tile in launches:
-            constants = given | _tiles(D, tile[0])
+            ("", add_kernel, {}, _ADD),
+            ("/first", add_kernel, {"bias": None, "added": None}, _ADD),
+            ("", norm_conv_kernel, conv, _NORM_CONV),
+            ("", residual_backward_kernel, conv | same_dtype, _BACKWARD),
+            (
+                "/first", residual_backward_kernel,
+                conv | {"grad_added": None, "grad_total": None}, _BACKWARD,
+            ),
+        ]  # fmt: skip
+        for suffix, kernel, given, tile in launches:
+            constants = given | _tile_sizes(D, tile[0])
             types = {
                 argument: _type(argument, dtype)
                 for argument in kernel.arg_names
                 if argument not in constants
             }
-            variant = f"{kernel.__name__}/{name}{what}"
+            variant = f"{kernel.__name__}/{name}{suffix}"
             found.append(KernelVariant(variant, kernel, types, constants, _warps(D, *tile), 3))
     return found
 
 
 def _type(argument: str, dtype: str) -> str:
-    if argument in ("T", "tiles", "all_tiles", "each", "columns", "stride"):
+    if argument in ("T", "tiles", "all_tiles", "tiles_per_program", "columns", "stride"):
         return "i32"
     if argument == "rows":
         return "i32:16"
     if argument == "eps":
         return "fp32"
-    return f"*{dtype if argument in ('added', 'seen', 'grad_seen', 'grad_added') else 'fp32'}:16"
+    activations = "added", "out", "grad_out", "grad_added"
+    return f"*{dtype if argument in activations else 'fp32'}:16"

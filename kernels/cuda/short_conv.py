@@ -1,4 +1,4 @@
-"""Where the taps of the short convolution read (``kernels/short_conv.py``), for its kernels."""
+"""Tap offsets of the short convolution (``kernels/short_conv.py``), as Triton functions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import triton.language as tl
 
 
 @triton.jit
-def distance(TAP: tl.constexpr, columns, stride):
-    """Give how many steps before its own a tap of the convolution reads."""
+def tap_offset(TAP: tl.constexpr, columns, stride):
+    """Return how many steps back a tap reads."""
     if TAP == 0:
         steps = 0 * stride
     elif TAP == 1:
@@ -23,10 +23,10 @@ def distance(TAP: tl.constexpr, columns, stride):
 
 
 @triton.jit
-def inside(TAP: tl.constexpr, t, columns, stride):
-    """Say of positions whether what a tap reads there is of the image, above its first row or not.
+def tap_is_inside(TAP: tl.constexpr, t, columns, stride):
+    """Return which positions ``t`` have a tap within the image's columns.
 
-    Left of the first column and right of the last there is nothing.
+    Rows are not checked: the caller compares the step with the tap's offset.
     """
     if TAP == 1 or TAP == 2:
         within = t % columns >= stride

@@ -1,4 +1,4 @@
-"""What a kernel module tells the compile gate of each kernel it launches."""
+"""Descriptions of kernels that the compile gate can compile without a GPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class KernelVariant:
-    """One kernel exactly as it is launched, so that it can be compiled without a GPU.
+    """A Triton kernel with the types, constants and options of one of its launches.
 
-    ``signature`` gives the type of every argument that is not in ``constants``: ``*fp32``, ``i64``,
-    …, with ``:16`` behind it where the launched value is a multiple of 16 (``*bf16:16``), on which
-    Triton specialises. ``constants`` holds the constexprs, pointers that are None, and integers
-    that are 1. ``maxnreg`` bounds the registers a thread; without it the compiler may spill a few
-    to fit one more block on a multiprocessor.
+    Attributes:
+        signature: Type of every argument that is not in ``constants``: ``*fp32``, ``i64``, … A
+            suffix ``:16`` means that the launched value is a multiple of 16 (``*bf16:16``), for
+            which Triton generates specialised code.
+        constants: The constexprs, pointers that are None, and integers that are 1.
+        maxnreg: Maximum number of registers per thread. Without it the compiler may spill a few
+            registers to fit one more block on a multiprocessor.
     """
 
     name: str
@@ -29,10 +31,11 @@ class KernelVariant:
 
 @dataclass(frozen=True)
 class CudaSource:
-    """CUDA C++ exactly as NVRTC compiles it where it runs.
+    """CUDA C++ source with the macros that NVRTC compiles it with.
 
-    ``shared`` is its blocks' shared memory and ``stack`` how much of a thread's may lie in device
-    memory, both in bytes.
+    Attributes:
+        shared: Shared memory of a block, in bytes.
+        stack: Bytes of local device memory that a thread may use.
     """
 
     name: str

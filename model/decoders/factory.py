@@ -83,6 +83,6 @@ def _create_triton(model: LinearTransformer, max_slots: int) -> Decoder:
 
     decoder = TritonDecoder(model, max_slots)
     log.info(
-        "decoding with the triton backend, in %s on %s", decoder.precision, decoder.device.where
+        "decoding with the triton backend, in %s on %s", decoder.precision, decoder.device.name
     )
     return decoder

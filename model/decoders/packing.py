@@ -1,4 +1,4 @@
-"""A network as the Triton kernels want it: its sizes, and its weights where they read them."""
+"""Conversion of a network to the config and the weights of the CUDA kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from scanline.kernels.cuda.decode_config import DELAY, DecodeConfig
+from scanline.kernels.cuda.decode_config import WRITE_INTERVAL, DecodeConfig
 from scanline.model.config import NEIGHBOURS, TABLE_ENTRIES, VALUES, ModelConfig
 from scanline.model.inputs import OUTSIDE, NeighbourhoodInput, sinusoidal_code
 from scanline.model.network import LinearTransformer
@@ -19,41 +19,44 @@ DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 def decode_config_for(
     config: ModelConfig,
     precision: DevicePrecision = "bf16",
-    delay: int = DELAY,
+    write_interval: int = WRITE_INTERVAL,
 ) -> DecodeConfig:
-    """Describe a network to the kernels."""
+    """Return the kernels' config of a network."""
     c = config
     halves = 2 if c.positions == "sinusoidal" else 1
-    places = 1 if c.input == "previous" else len(NEIGHBOURS) * c.channels + c.steps_per_pixel - 1
+    context = 1 if c.input == "previous" else len(NEIGHBOURS) * c.channels + c.steps_per_pixel - 1
     return DecodeConfig(
-        pixels=c.pixels, width=c.width, parts=c.steps_per_pixel, channels=c.step_channels,
-        places=places, code=c.d_model // halves,
-        linear=c.input == "neighbourhood" and "linear" in c.encoding, classes=len(c.classes),
-        layers=c.n_layers, heads=c.n_heads, d_model=c.d_model, d_ff=c.d_ff,
+        pixels=c.pixels, width=c.width, steps_per_pixel=c.steps_per_pixel,
+        channels=c.step_channels, context=context, embedding_size=c.d_model // halves,
+        linear_encoding=c.input == "neighbourhood" and "linear" in c.encoding,
+        classes=len(c.classes), layers=c.n_layers, heads=c.n_heads, d_model=c.d_model, d_ff=c.d_ff,
         outputs=c.head_outputs, draws=c.step_draws, categorical=c.head == "categorical",
         pre_norm=c.norm == "pre", gelu=c.activation == "gelu",
-        short_conv=c.short_conv != "none", first=int(c.start == "given"),
-        first_value=c.first_value, dtype=DTYPES[precision], delay=delay,
+        short_conv=c.short_conv != "none", first_step=int(c.start == "given"),
+        first_value=c.first_value, dtype=DTYPES[precision], write_interval=write_interval,
     )  # fmt: skip
 
 
 def embedding(model: LinearTransformer) -> tuple[Tensor, Tensor, Tensor]:
-    """Write the input layer as a sum of table rows, whatever its kind.
+    """Express the input layer as a sum of table rows.
 
-    Returns ``sources: int32 [steps, places]``, where in an image's values each place looks, -1 for
-    outside; ``table: float32 [places, 257, size]``, its row for each value and for outside (a
-    linear map of an intensity is a table of 256 values too); and ``code: float32 [steps, D]``, all
-    that depends on the step alone.
+    A linear map of an intensity becomes a table of 256 rows.
+
+    Returns:
+        ``context_index: int32 [steps, context]``: index of each context value among the image's
+            values, -1 for outside.
+        ``value_table: float32 [context, 257, size]``: embedding of each value, and of outside.
+        ``step_table: float32 [steps, D]``: the part that depends on the step only.
     """
     c, D = model.config, model.config.d_model
     steps = torch.arange(c.steps)
-    code = torch.zeros(c.steps, D)
+    step_table = torch.zeros(c.steps, D)
     if model.positions is not None:
-        here = steps.to(model.positions.row.device)
-        code += model.positions(here.unsqueeze(0))[0].float().cpu()
+        device_steps = steps.to(model.positions.row.device)
+        step_table += model.positions(device_steps.unsqueeze(0))[0].float().cpu()
     if isinstance(model.input, NeighbourhoodInput):
         layer = model.input
-        sources = _sources(layer, c)
+        context_index = _context_index(layer, c)
         size = D // 2 if c.positions == "sinusoidal" else D
         table = torch.zeros(layer.places, TABLE_ENTRIES, size)
         if layer.tables is not None:
@@ -64,46 +67,48 @@ def embedding(model: LinearTransformer) -> tuple[Tensor, Tensor, Tensor]:
             inside, outside = weight.t().split(layer.places)
             table[:, :VALUES] += scaled.view(1, -1, 1) * inside.unsqueeze(1)
             table[:, OUTSIDE] += outside
-            code[:, :size] += bias
+            step_table[:, :size] += bias
         if c.positions == "sinusoidal":
-            code[:, size:] += sinusoidal_code(steps, size)
-        return sources, table, code
+            step_table[:, size:] += sinusoidal_code(steps, size)
+        return context_index, table, step_table
     values = model.input.value_embedding.weight.float().cpu()
     size = values.shape[1]
     table = torch.zeros(1, TABLE_ENTRIES, size)
     table[0, :VALUES] = values
     if c.positions == "sinusoidal":
-        code[:, size:] += sinusoidal_code(steps - 1, size)  # that of the value embedded
-    if model.input.start is not None:  # which stands in for embedding and code
+        step_table[:, size:] += sinusoidal_code(steps - 1, size)  # position of the embedded value
+    if model.input.start is not None:  # replaces the embedding and the position code
         start = model.input.start.float().cpu()
         table[0, OUTSIDE] = start[:size]
         if c.positions == "sinusoidal":
-            code[0, size:] = start[size:]
-    return (steps - 1).to(torch.int32).unsqueeze(1), table, code
+            step_table[0, size:] = start[size:]
+    return (steps - 1).to(torch.int32).unsqueeze(1), table, step_table
 
 
-def _sources(layer: NeighbourhoodInput, c: ModelConfig) -> Tensor:
+def _context_index(layer: NeighbourhoodInput, c: ModelConfig) -> Tensor:
     index = layer.get_buffer("index").cpu()  # [T, 17], T for outside
-    places = index.unsqueeze(-1) * c.channels + torch.arange(c.channels)
-    places = torch.where(index.unsqueeze(-1) < c.pixels, places, -1).flatten(1)
-    sources = places.repeat_interleave(c.steps_per_pixel, 0)
-    if c.steps_per_pixel > 1:  # the channels of the pixel itself that are decided before
+    values = index.unsqueeze(-1) * c.channels + torch.arange(c.channels)
+    values = torch.where(index.unsqueeze(-1) < c.pixels, values, -1).flatten(1)
+    context_index = values.repeat_interleave(c.steps_per_pixel, 0)
+    if c.steps_per_pixel > 1:  # the earlier channels of the same pixel
         steps = torch.arange(c.steps).unsqueeze(1)
         earlier = torch.arange(c.channels - 1)
-        part = steps % c.steps_per_pixel
-        own = torch.where(earlier < part, steps - part + earlier, -1)
-        sources = torch.cat([sources, own], 1)
-    return sources.to(torch.int32)
+        subpixel = steps % c.steps_per_pixel
+        own = torch.where(earlier < subpixel, steps - subpixel + earlier, -1)
+        context_index = torch.cat([context_index, own], 1)
+    return context_index.to(torch.int32)
 
 
 def load_weights(weights: dict[str, Tensor], model: LinearTransformer) -> None:
-    """Copy a network's weights to where the kernels read them."""
-    sources, table, code = embedding(model)
-    named: dict[str, Tensor] = {"sources": sources, "table": table, "code": code}
+    """Copy a network's weights to the tensors that the kernels read."""
+    context_index, value_table, step_table = embedding(model)
+    named: dict[str, Tensor] = {
+        "context_index": context_index, "value_table": value_table, "step_table": step_table,
+    }  # fmt: skip
     if model.label_embedding is not None:
-        named["label"] = model.label_embedding.weight
+        named["label_table"] = model.label_embedding.weight
     if model.head.tables is not None:
-        named["tables"] = model.head.tables
+        named["channel_tables"] = model.head.tables
     named |= {"norm.weight": model.norm.weight, "norm.bias": model.norm.bias}
     named |= {f"head.{kind}": x for kind, x in model.head.predictor.named_parameters()}
     for layer, block in enumerate(model.blocks):
@@ -119,5 +124,5 @@ def load_weights(weights: dict[str, Tensor], model: LinearTransformer) -> None:
     for name, weight in weights.items():
         if name in named:
             weight.copy_(named[name])
-        elif name not in ("label", "tables"):  # which not every network has
+        elif name not in ("label_table", "channel_tables"):  # optional
             raise KeyError(f"the network has no {name}")

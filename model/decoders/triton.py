@@ -1,11 +1,10 @@
-"""The ``triton`` backend: a decoder over the kernels of ``kernels/cuda``.
+"""Decoder of the ``triton`` backend, over the CUDA kernels of ``kernels/cuda``.
 
-Everything a step needs lives on the device; the arrays of the contract are the host's copy.
-``launch`` starts all pixels of a call, captured in CUDA graphs, and a copy of what they decide, and
-returns; ``synchronize`` waits for it, while the next one may be in flight already. How far each
-image gets
-is known beforehand, so only values and bits are copied. Host memory is pinned, so that no copy
-holds up the host.
+All state lives on the device; the decoder's arrays are copies on the host. ``launch`` queues all
+pixels of a call, as CUDA graphs or one fused kernel, and the copy of their results, and returns.
+``synchronize`` waits for the results, while the next launch may already run. The number of pixels
+that each image advances is known at launch, so only values and bits are copied. Host memory is
+pinned, so that copies do not block the host.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scanline.kernels.cuda import decode_plan as triton_decode
-from scanline.kernels.cuda.decode_config import DELAY, allocate, allocate_weights
+from scanline.kernels.cuda.decode_config import WRITE_INTERVAL, allocate, allocate_weights
 from scanline.kernels.cuda.fused.driver import CompileError, DriverError
 from scanline.kernels.cuda.fused.fused_decode import (
     LAUNCH_CONFIGS,
@@ -46,51 +45,67 @@ from scanline.model.network import LinearTransformer
 
 log = logging.getLogger("scanline.decoder")
 
-UPLOAD_SLOTS = 1024  # whose inputs are pinned at once: pinned memory is never given back
+UPLOAD_SLOTS = 1024  # slots uploaded at a time, because pinned memory is never released
 _INPUTS = tuple(field.name for field in fields(InputBatch))
-_SENT_AS = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}  # torch has few uint64 ops
-_STATE = ("kv", "z", "waiting", "ring")  # buffers with the slots second
+_DEVICE_DTYPES = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}  # of the buffers
+_STATE = ("kv", "z", "pending", "ring")  # buffers whose second dimension is the slots
 
 
 @dataclass(frozen=True)
 class PendingLaunch:
-    """What a launch will have drawn: ``new`` counts pixels over all slots, in order of ``slots``.
+    """A launch whose results are not yet in the host's arrays.
 
-    ``ages`` are the slots' at launch: one that has been reset since holds another image.
+    Attributes:
+        slots: The launched slots.
+        generations: ``TritonDecoder._generations`` of the slots at the launch. If a slot has been
+            reset since, it holds another image and the results are dropped.
+        positions: Positions of the slots after the launch.
+        pixels: Indices of the drawn pixels over all slots, ``[slots, pixels]``.
+        values: Values of the drawn pixels.
+        bits: Bits of the drawn pixels.
+        done: Event that marks the end of the copies, or None if they are complete.
     """
 
     slots: NDArray[np.int32]
-    ages: NDArray[np.int64]
-    positions: NDArray[np.int32]  # of the slots, afterwards
-    new: NDArray[np.int64]  # [slots, pixels]
+    generations: NDArray[np.int64]
+    positions: NDArray[np.int32]
+    pixels: NDArray[np.int64]
     values: Tensor
     bits: Tensor
     done: torch.cuda.Event | None
 
 
 class TritonDecoder(Decoder):
-    """A CUDA device's kernels, with weights in bf16 or float32 and the state in float32.
+    """Decoder on a CUDA device, with weights in bf16 or float32 and the state in float32.
 
-    Where a network allows it (``kernels/cuda/fused``) all layers are one kernel, which draws pixel
-    after pixel; ``fused`` true refuses where it does not, false has Triton's kernels in any case, a
-    few for each layer. The two draw the same image by other sums, so their bytes differ.
-    ``launch_configs`` are how the one kernel may share rows out, to the same bytes; the
-    options below are of Triton's
-    kernels alone, which are taken where one of them is given.
+    There are two implementations: one fused kernel for all layers and pixels
+    (``kernels/cuda/fused``), and a sequence of Triton kernels per layer. They sum in different
+    orders, so their bytes differ. By default, the fused kernel is used if it supports the network
+    and no option of the Triton kernels is given.
 
-    ``precision`` is bf16 by default, float32 under Triton's interpreter, whose bf16 arithmetic is
-    wrong. ``delay`` is how many steps of an image share one write of its state: the bytes drawn do
-    not depend on it. ``graphs`` false starts every kernel from the host, ``overlap`` false none
-    before the one before it has ended; by default they overlap where the device can do it.
-    Raises ``BackendError`` where there is no such device, ``InsufficientResourcesError`` where not
-    enough of its
-    memory is free for ``max_slots``.
+    Args:
+        model: The network.
+        max_slots: Maximum number of images at a time.
+        precision: ``bf16`` or ``float32``. The default is bf16, but float32 under Triton's
+            interpreter, whose bf16 arithmetic is wrong.
+        write_interval: Steps between two writes of the attention state (Triton kernels). The bytes
+            drawn do not depend on it.
+        graphs: Whether to capture CUDA graphs instead of launching each kernel from the host
+            (Triton kernels).
+        overlap: Whether a kernel may start before the previous one has ended (Triton kernels). The
+            default is True if the device supports it.
+        fused: True to require the fused kernel, False to use the Triton kernels.
+        launch_configs: Configurations of the fused kernel to choose from; all draw the same bytes.
+
+    Raises:
+        BackendError: There is no supported GPU, or the fused kernel is required but unavailable.
+        InsufficientMemoryError: ``max_slots`` do not fit into the device memory.
+        InsufficientResourcesError: The device ran out of memory.
+        ValueError: An option is invalid, or options contradict each other.
     """
 
     backend = "triton"
-    supports_prefill = (
-        False  # a step of few images takes as long as one of many: they go along with those
-    )
+    supports_prefill = False  # a step costs the same for few images as for many
     max_in_flight = 2
 
     @device_errors()
@@ -100,7 +115,7 @@ class TritonDecoder(Decoder):
         max_slots: int,
         *,
         precision: DevicePrecision | None = None,
-        delay: int = DELAY,
+        write_interval: int = WRITE_INTERVAL,
         graphs: bool = True,
         overlap: bool | None = None,
         fused: bool | None = None,
@@ -110,50 +125,50 @@ class TritonDecoder(Decoder):
         self.precision: DevicePrecision = precision or ("bf16" if device.cuda else "float32")
         if self.precision not in DTYPES:
             raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
-        if delay < 1:
-            raise ValueError(f"delay must be at least 1, not {delay}")
-        chosen = not graphs or overlap is not None or delay != DELAY
-        if fused and chosen:
+        if write_interval < 1:
+            raise ValueError(f"write_interval must be at least 1, not {write_interval}")
+        triton_options = not graphs or overlap is not None or write_interval != WRITE_INTERVAL
+        if fused and triton_options:
             raise ValueError(
-                "graphs, overlap and delay are options of Triton's kernels: leave them out, or "
-                "fused"
+                "graphs, overlap and write_interval apply to the Triton kernels only and cannot be "
+                "combined with fused=True"
             )
         if overlap and not device.overlaps:
             raise BackendError(
-                "kernels overlap on GPUs of compute capability 9.0 with a driver for CUDA 12.3, "
-                "or newer: leave overlap out"
+                "overlap=True needs compute capability 9.0 and a driver for CUDA 12.3, or newer"
             )
-        self._decode_config = decode_config_for(model.config, self.precision, delay)
-        self._plan_memory(max_slots)  # before the host's arrays are made for nothing
+        self._decode_config = decode_config_for(model.config, self.precision, write_interval)
+        self._check_memory(max_slots)  # before the host's arrays are allocated
         super().__init__(model.config, max_slots)
-        self._flights: list[PendingLaunch] = []  # the oldest first
-        self._scheduled = self.positions.copy()  # where images are on the device, in flight or not
-        self._ages = np.zeros(max_slots, np.int64)  # how often each slot was reset
+        self._pending: list[PendingLaunch] = []  # oldest first
+        self._scheduled = self.positions.copy()  # positions after all launches
+        self._generations = np.zeros(max_slots, np.int64)  # number of resets of each slot
         self._arrays = {name: getattr(self.inputs, name) for name in _INPUTS} | {"bits": self.bits}
-        self.device.follow()
-        with self.device.working():
+        self.device.wait_for_caller()
+        with self.device.activate():
             self._weights = allocate_weights(self._decode_config, device.torch)
             load_weights(self._weights, model)
             self.buffers = allocate(self._decode_config, max_slots, device.torch)
             for name, buffer in self.buffers.items():
                 buffer.fill_(-1 if name == "slots" else 0)
-            layers = self._fuse(False if chosen else fused, launch_configs)
+            kernel = self._load_fused(False if triton_options else fused, launch_configs)
             self._upload(np.arange(max_slots, dtype=np.int32))
-            self._fused = layers is not None
-            self._run = layers.run if layers else self._captured(overlap, graphs).run
+            self._fused = kernel is not None
+            self._run = kernel.run if kernel else self._compile_steps(overlap, graphs).run
 
-    def _fuse(
+    def _load_fused(
         self, fused: bool | None, launch_configs: Sequence[LaunchConfig]
     ) -> FusedDecode | None:
-        """Give the one kernel of all layers, None where there is none and none is asked for.
+        """Return the fused kernel, or None if it is unavailable or not wanted.
 
-        Raises ``BackendError`` where it is asked for.
+        Raises:
+            BackendError: ``fused`` is True and the kernel is unavailable.
         """
         if fused is False or not (fused or self.device.cuda):
             return None
-        reason = (
-            unsupported_reason(self._decode_config) if self.device.cuda else "it needs a device"
-        )
+        reason: str | None = "it needs a GPU"
+        if self.device.cuda:
+            reason = unsupported_reason(self._decode_config)
         if reason is None:
             try:
                 return FusedDecode(
@@ -164,21 +179,21 @@ class TritonDecoder(Decoder):
             except (CompileError, DriverError) as error:
                 reason = str(error)
                 if not fused:
-                    log.warning("drawing with Triton's kernels, slower: %s", reason)
+                    log.warning("using the Triton kernels, which are slower: %s", reason)
         if fused:
-            raise BackendError(f"the layers of this network are not one kernel here: {reason}")
+            raise BackendError(f"the fused kernel is unavailable for this network: {reason}")
         return None
 
-    def _captured(self, overlap: bool | None, graphs: bool) -> StepRunner:
-        """Compile a kernel for each part of a layer, and capture steps of them in graphs."""
+    def _compile_steps(self, overlap: bool | None, graphs: bool) -> StepRunner:
+        """Compile the Triton kernels of a step and capture them in graphs."""
         overlaps, slots = self.device.overlaps if overlap is None else overlap, self.max_slots
         launches = {
             rows: triton_decode.plan(
                 self._decode_config, self._weights, self.buffers, overlaps, rows > 1
             )
-            for rows in self._plans(slots)
+            for rows in self._plan_rows(slots)
         }
-        steps = StepRunner(launches, self._decode_config.parts, slots)
+        steps = StepRunner(launches, self._decode_config.steps_per_pixel, slots)
         with triton_compile_errors():
             steps.compile()
         if self.device.cuda and graphs:
@@ -187,18 +202,18 @@ class TritonDecoder(Decoder):
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
-        """Name the first option that the kernels do not know."""
+        """Return the first option of the config that the kernels do not support."""
         return unsupported_option(config)
 
-    def _plans(self, slots: int) -> list[int]:
-        """List from how many rows on each plan of a step is for."""
+    def _plan_rows(self, slots: int) -> list[int]:
+        """Return the smallest number of rows of each plan of a step."""
         wide = self.device.shared >= triton_decode.SHARED_MANY
         return [1, triton_decode.MANY] if wide and slots >= triton_decode.MANY else [1]
 
     @property
     def broken(self) -> bool:
-        """Whether its device is lost."""
-        return self.device.lost
+        """Whether the device has failed permanently."""
+        return self.device.failed
 
     @property
     def variant(self) -> str:
@@ -207,11 +222,11 @@ class TritonDecoder(Decoder):
         )
 
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
-        """Zero the slots' state and send their inputs, behind what is in flight."""
+        """Zero the slots' state and upload their inputs, after the launches in flight."""
         self._scheduled[slots] = 0
-        self._ages[slots] += 1
-        with self.device.working():
-            index = self.device.send(slots.astype(np.int64))
+        self._generations[slots] += 1
+        with self.device.activate():
+            index = self.device.upload(slots.astype(np.int64))
             self.buffers["positions"].index_fill_(0, index, 0)
             self.buffers["kv"].index_fill_(1, index, 0)
             self.buffers["z"].index_fill_(1, index, 0)
@@ -219,10 +234,10 @@ class TritonDecoder(Decoder):
 
     def _copy_state(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         self._scheduled[targets] = self._scheduled[sources]
-        self._ages[targets] += 1
-        with self.device.working():
-            origins = self.device.send(sources.astype(np.int64))
-            copies = self.device.send(targets.astype(np.int64))
+        self._generations[targets] += 1
+        with self.device.activate():
+            origins = self.device.upload(sources.astype(np.int64))
+            copies = self.device.upload(targets.astype(np.int64))
             for name in _STATE:
                 buffer = self.buffers[name]
                 buffer.index_copy_(1, copies, buffer.index_select(1, origins))
@@ -232,7 +247,7 @@ class TritonDecoder(Decoder):
 
     def reseed(self, slots: Slots, particles: Sequence[int] | NDArray[np.integer[Any]]) -> None:
         super().reseed(slots, particles)
-        with self.device.working():
+        with self.device.activate():
             self._upload(self._valid_slots(slots), ["particle"])
 
     def step(self, slots: Slots, n: int) -> None:
@@ -240,44 +255,46 @@ class TritonDecoder(Decoder):
         self.synchronize()
 
     def launch(self, slots: Slots, n: int) -> None:
-        some = self._valid_slots(slots)
-        # A twin is the row after its image's. Pairs come before single ones, so that each begins
-        # at an even place.
-        some = some[np.argsort(self.inputs.twin[some] < 0, kind="stable")]
-        some = self._valid_slots(np.stack([some, self.inputs.twin[some]], 1).ravel())
+        rows = self._valid_slots(slots)
+        # The kernels expect a twin in the row after its image, and pairs at even rows. So guided
+        # images come first.
+        rows = rows[np.argsort(self.inputs.twin[rows] < 0, kind="stable")]
+        rows = self._valid_slots(np.stack([rows, self.inputs.twin[rows]], 1).ravel())
         T = self.config.pixels
-        some = some[self._scheduled[some] < T]
-        if n < 1 or not some.size:
+        rows = rows[self._scheduled[rows] < T]
+        if n < 1 or not rows.size:
             return
-        before = self._scheduled[some]
+        before = self._scheduled[rows]
         n = min(n, T - int(before.min()))
-        listed = np.full(len(self.buffers["slots"]), -1, np.int32)
-        listed[: len(some)] = some
-        # The n pixels from each image's position on; of one that ends before, the last again.
-        pixel = np.minimum(before[:, None] + np.arange(n), T - 1)
-        new = some[:, None].astype(np.int64) * T + pixel
-        with self.device.working():
-            self.buffers["slots"].copy_(self.device.send(listed))
-            index = self.device.send(new.ravel())
-            self._run(len(some), n)
-            values = self.device.fetch(self.buffers["canvas"].flatten(0, 1)[index])
-            bits = self.device.fetch(self.buffers["bits"].flatten()[index])
-            done = self.device.mark()
-        after = self._scheduled[some] = np.minimum(before + n, T)
-        self._flights.append(PendingLaunch(some, self._ages[some], after, new, values, bits, done))
+        row_slots = np.full(len(self.buffers["slots"]), -1, np.int32)
+        row_slots[: len(rows)] = rows
+        # The next n pixels of each image; the last pixel is repeated if fewer are left.
+        offsets = np.minimum(before[:, None] + np.arange(n), T - 1)
+        pixels = rows[:, None].astype(np.int64) * T + offsets
+        with self.device.activate():
+            self.buffers["slots"].copy_(self.device.upload(row_slots))
+            index = self.device.upload(pixels.ravel())
+            self._run(len(rows), n)
+            values = self.device.download(self.buffers["canvas"].flatten(0, 1)[index])
+            bits = self.device.download(self.buffers["bits"].flatten()[index])
+            done = self.device.record_event()
+        after = self._scheduled[rows] = np.minimum(before + n, T)
+        launch = PendingLaunch(rows, self._generations[rows], after, pixels, values, bits, done)
+        self._pending.append(launch)
 
     def synchronize(self, remaining: int = 0) -> None:
-        while len(self._flights) > remaining:
-            flight = self._flights.pop(0)
-            if flight.done is not None:
-                flight.done.synchronize()
-            same = self._ages[flight.slots] == flight.ages
-            new = flight.new[same].ravel()
+        while len(self._pending) > remaining:
+            launch = self._pending.pop(0)
+            if launch.done is not None:
+                launch.done.synchronize()
+            current = self._generations[launch.slots] == launch.generations
+            pixels = launch.pixels[current].ravel()
             C = self.config.channels
-            values = flight.values.numpy().reshape(*flight.new.shape, C)
-            self.canvas.reshape(-1, C)[new] = values[same].reshape(-1, C)
-            self.bits.reshape(-1)[new] = flight.bits.numpy().reshape(flight.new.shape)[same].ravel()
-            self.positions[flight.slots[same]] = flight.positions[same]
+            values = launch.values.numpy().reshape(*launch.pixels.shape, C)
+            bits = launch.bits.numpy().reshape(launch.pixels.shape)
+            self.canvas.reshape(-1, C)[pixels] = values[current].reshape(-1, C)
+            self.bits.reshape(-1)[pixels] = bits[current].ravel()
+            self.positions[launch.slots[current]] = launch.positions[current]
 
     @property
     def scheduled_positions(self) -> NDArray[np.int32]:
@@ -285,60 +302,61 @@ class TritonDecoder(Decoder):
 
     @property
     def kv(self) -> NDArray[np.float32]:
-        """Every slot's sums of eq. 18, what still waits included, a copy: ``[N, L, H, K, V]``.
+        """Copy of S (eq. 18) of every slot, with the pending entries added: ``[N, L, H, K, V]``.
 
-        In float32 on a device what waits may be an ulp from what the kernel will add, in one FMA.
+        In float32 on a device it may differ from the kernel's sum by an ulp, because the kernel
+        adds with FMA.
         """
-        return self._sums()[0]
+        return self._state_sums()[0]
 
     @property
     def z(self) -> NDArray[np.float32]:
-        """Every slot's sums of eq. 19, what still waits included, a copy: ``[N, L, H, K]``."""
-        return self._sums()[1]
+        """Copy of z (eq. 19) of every slot, with the pending entries added: ``[N, L, H, K]``."""
+        return self._state_sums()[1]
 
-    def _sums(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _state_sums(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         s = self._decode_config
-        with self.device.working():
-            kv, z, waiting = (self.buffers[name].float().cpu() for name in ("kv", "z", "waiting"))
-        steps = torch.from_numpy(np.maximum(self._scheduled * s.parts - s.first, 0))
-        for i in range(s.delay - 1):
-            there = (steps % s.delay > i).view(1, -1, 1, 1)
-            keys, values = (torch.where(there, waiting[..., i, j, :], 0) for j in (0, 1))
+        with self.device.activate():
+            kv, z, pending = (self.buffers[name].float().cpu() for name in ("kv", "z", "pending"))
+        steps = torch.from_numpy(np.maximum(self._scheduled * s.steps_per_pixel - s.first_step, 0))
+        for i in range(s.write_interval - 1):
+            exists = (steps % s.write_interval > i).view(1, -1, 1, 1)
+            keys, values = (torch.where(exists, pending[..., i, j, :], 0) for j in (0, 1))
             kv = kv + keys.unsqueeze(-1) * values.unsqueeze(-2)
             z = z + keys
         return kv.transpose(0, 1).numpy(), z.transpose(0, 1).numpy()
 
     def _upload(self, slots: NDArray[np.int32], names: Sequence[str] = (*_INPUTS, "bits")) -> None:
-        """Copy slots' arrays to the device, so many slots at a time that little is pinned."""
+        """Copy arrays of slots to the device, ``UPLOAD_SLOTS`` slots at a time."""
         for first in range(0, len(slots), UPLOAD_SLOTS):
             if first:
-                self.device.finish()  # what was pinned for those before is free again
-            some = slots[first : first + UPLOAD_SLOTS]
-            index = self.device.send(some.astype(np.int64))
+                self.device.synchronize()  # so that pinned memory is reused
+            chunk = slots[first : first + UPLOAD_SLOTS]
+            index = self.device.upload(chunk.astype(np.int64))
             for name in names:
-                array = self._arrays[name][some]
-                sent = self.device.send(array.view(_SENT_AS.get(array.dtype, array.dtype)))
-                self.buffers[name].index_copy_(0, index, sent)
+                array = self._arrays[name][chunk]
+                array = array.view(_DEVICE_DTYPES.get(array.dtype, array.dtype))
+                self.buffers[name].index_copy_(0, index, self.device.upload(array))
 
-    def _plan_memory(self, slots: int) -> None:
-        """Raise ``InsufficientMemoryError`` unless all slots fit; log what one takes."""
-        fixed = _bytes(allocate_weights(self._decode_config, "meta"))
-        # Scratch comes in whole tiles of rows, so a slot's share is taken of many.
-        each = _bytes(allocate(self._decode_config, 1024, "meta")) // 1024
-        room = ""
+    def _check_memory(self, slots: int) -> None:
+        """Raise ``InsufficientMemoryError`` unless all slots fit; log the memory per slot."""
+        weight_bytes = _bytes(allocate_weights(self._decode_config, "meta"))
+        # Scratch is allocated in whole tiles of rows, so take the average over many slots.
+        slot_bytes = _bytes(allocate(self._decode_config, 1024, "meta")) // 1024
+        capacity = ""
         if (free := self.device.free) is not None:
-            free -= fixed
-            if slots * each > free:
-                most = max(free // each, 0)
+            free -= weight_bytes
+            max_slots = max(free // slot_bytes, 0)
+            if slots > max_slots:
                 raise InsufficientMemoryError(
-                    f"{slots:,} slots of {each / 2**20:.2f} MiB do not fit into the memory that "
-                    f"{self.device.where} has free; {most:,} slots would",
-                    most,
+                    f"{slots:,} slots of {slot_bytes / 2**20:.2f} MiB do not fit into the free "
+                    f"memory of {self.device.name}; {max_slots:,} slots would fit",
+                    max_slots,
                 )
-            room = f"; {free // each:,} slots would fit"
+            capacity = f"; {max_slots:,} slots would fit"
         log.info(
             "%d slots of %.2f MiB and weights of %.1f MiB%s",
-            slots, each / 2**20, fixed / 2**20, room,
+            slots, slot_bytes / 2**20, weight_bytes / 2**20, capacity,
         )  # fmt: skip
 
 

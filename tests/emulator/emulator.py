@@ -1,4 +1,4 @@
-"""The CUDA kernel on a CPU: its source as C++, each thread of a cluster a coroutine."""
+"""Emulator of the fused CUDA kernel: its source compiled for the CPU, threads as coroutines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from scanline.kernels.cuda.decode_config import DecodeConfig, allocate, allocate_weights
 from scanline.kernels.cuda.fused.driver import literal
-from scanline.kernels.cuda.fused.fused_decode import LaunchConfig, arguments, defines, memory_of
+from scanline.kernels.cuda.fused.fused_decode import LaunchConfig, arguments, defines, kernel_memory
 from scanline.kernels.native.build import find_compiler
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.packing import decode_config_for, load_weights
@@ -23,32 +23,32 @@ from scanline.model.network import LinearTransformer
 SOURCE = Path(__file__).with_name("fused_decode.cpp")
 FLAGS = (
     "-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w",
-    "-U_FORTIFY_SOURCE",  # which some compilers set, and lets nobody jump from stack to stack
+    "-U_FORTIFY_SOURCE",  # set by some compilers; it forbids longjmp between stacks
 )  # fmt: skip
-SENT = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}
+DEVICE_DTYPES = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}
 INPUTS = (
     "canvas", "known", "seed", "particle", "temperature", "top_p", "guidance", "label", "twin",
 )  # fmt: skip
 
 
-class Drawn(NamedTuple):
-    """What a kernel drew, of every slot."""
+class DrawnImages(NamedTuple):
+    """Results and state of all slots."""
 
     canvas: NDArray[np.uint8]
     bits: NDArray[np.float32]
     positions: NDArray[np.int32]
     kv: torch.Tensor
     z: torch.Tensor
-    waiting: torch.Tensor
+    pending: torch.Tensor
 
 
 def build(s: DecodeConfig, config: LaunchConfig, folder: Path) -> ctypes.CDLL:
-    """Compile the kernel for this machine."""
-    given = defines(s, config)
-    path = folder / f"{abs(hash(tuple(given.items())))}.so"
+    """Compile the kernel for the CPU; ``folder`` caches the libraries."""
+    macros = defines(s, config)
+    path = folder / f"{abs(hash(tuple(macros.items())))}.so"
     if not path.exists():
-        words = [f"-D{name}={literal(value)}" for name, value in given.items()]
-        command = [*find_compiler(), *FLAGS, *words, str(SOURCE), "-o", str(path)]
+        options = [f"-D{name}={literal(value)}" for name, value in macros.items()]
+        command = [*find_compiler(), *FLAGS, *options, str(SOURCE), "-o", str(path)]
         subprocess.run(command, check=True, capture_output=True, text=True)
     return ctypes.CDLL(str(path))
 
@@ -57,8 +57,11 @@ def draw(
     network: LinearTransformer, config: LaunchConfig, inputs: InputBatch, rows: Sequence[int],
     folder: Path,
     calls: Sequence[int], s: DecodeConfig | None = None,
-) -> Drawn:  # fmt: skip
-    """Draw so many pixels a call of these slots' images, in memory full of what is no number."""
+) -> DrawnImages:  # fmt: skip
+    """Draw images in ``rows`` slots, with one launch per number of pixels in ``calls``.
+
+    Memory that the kernel must not read is filled with NaN.
+    """
     s, slots = s or decode_config_for(network.config), len(inputs.seed)
     weights, buffers = allocate_weights(s, "cpu"), allocate(s, slots, "cpu")
     load_weights(weights, network)
@@ -71,20 +74,20 @@ def draw(
             )
     for name in INPUTS:
         array = np.ascontiguousarray(getattr(inputs, name))
-        array = array.view(SENT.get(array.dtype, array.dtype))
+        array = array.view(DEVICE_DTYPES.get(array.dtype, array.dtype))
         buffers[name].copy_(torch.from_numpy(array).reshape(buffers[name].shape))
     buffers["slots"][: len(rows)] = torch.tensor(rows, dtype=torch.int32)
-    library, memory = build(s, config, folder), memory_of(s, weights, buffers)
-    clusters, each = config.shares(len(rows), 2)
+    library, memory = build(s, config, folder), kernel_memory(s, weights, buffers)
+    clusters, rows_per_cluster = config.partition(len(rows), 2)
     for pixels in calls:
-        library.run(ctypes.byref(arguments(memory, len(rows), each, pixels)), clusters)
+        library.run(ctypes.byref(arguments(memory, len(rows), rows_per_cluster, pixels)), clusters)
     shape = (slots, network.config.pixels, network.config.channels)
     canvas = buffers["canvas"].numpy().reshape(shape)
-    return Drawn(
+    return DrawnImages(
         canvas,
         buffers["bits"].numpy(),
         buffers["positions"].numpy(),
         buffers["kv"],
         buffers["z"],
-        buffers["waiting"],
+        buffers["pending"],
     )

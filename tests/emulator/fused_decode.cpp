@@ -1,4 +1,4 @@
-#include "emulated.h"
+#include "intrinsics.h"
 
 #include "../../kernels/cuda/fused/layout.h"
 #include "../../kernels/cuda/fused/noise.h"
@@ -12,5 +12,5 @@
 #include "../../kernels/cuda/fused/decode.cu"
 
 extern "C" void run(const Arguments* a, int clusters) {
-    emulate(clusters, CLUSTER, THREADS, SHARED_BYTES, [a] { layers(*a); });
+    emulate(clusters, CLUSTER, THREADS, SHARED_BYTES, [a] { fused_decode(*a); });
 }

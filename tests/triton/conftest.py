@@ -1,8 +1,8 @@
-"""Where these tests run: in Triton's interpreter, or on a CUDA device (``pytest -m gpu``).
+"""Fixtures of the Triton tests, which run in Triton's interpreter or on a GPU (``-m gpu``).
 
-Triton reads ``TRITON_INTERPRET`` as it is imported, so another process runs these
-files for the interpreter (``tests/test_triton_interpreter.py``); other processes without a device
-leave them out.
+Triton reads ``TRITON_INTERPRET`` when it is imported, so another process runs these files in the
+interpreter (``tests/test_triton_interpreter.py``). In processes without the interpreter and without
+a GPU, the files are not collected.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ elif INTERPRETED:
 
 
 @pytest.fixture(params=TARGETS)
-def place(request: pytest.FixtureRequest) -> Target:
-    """Give each place that this process can test; skips the others."""
-    found: Target = request.param
-    if (found.device == "cpu") != INTERPRETED:
-        pytest.skip("one process tests the interpreter or a device")
-    return found
+def target(request: pytest.FixtureRequest) -> Target:
+    """Return each target that this process can test, and skip the others."""
+    result: Target = request.param
+    if (result.device == "cpu") != INTERPRETED:
+        pytest.skip("a process tests either the interpreter or a GPU")
+    return result

@@ -1,4 +1,4 @@
-"""Where the attention's tests run, an interpreter or a device, and what they give it."""
+"""Targets of the attention tests (the interpreter or a GPU), and random inputs for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scanline.kernels.attention.naive import AttentionState
 
 
 class Target(NamedTuple):
-    """Where a test runs and in what its inputs are."""
+    """Device and dtype of a test's inputs."""
 
     device: str
     dtype: torch.dtype
@@ -30,7 +30,7 @@ TARGETS = [
 def inputs(
     target: Target, T: int, B: int = 2, H: int = 2, K: int = 16, V: int = 16
 ) -> tuple[Tensor, Tensor, Tensor, AttentionState]:
-    """Give random q, k and v, before the feature map, and an initial state."""
+    """Return random q, k and v, before the feature map, and an initial state."""
     generator = torch.Generator().manual_seed(T)
 
     def normal(*shape: int) -> Tensor:
@@ -42,4 +42,5 @@ def inputs(
 
 
 def leaves(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Return copies of the tensors that require gradients."""
     return [x.detach().clone().to(dtype or x.dtype).requires_grad_() for x in tensors]

@@ -85,9 +85,9 @@ def test_packed_equals_naive_with_its_gradient(
     target: Target, T: int, K: int, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if wide:  # of which the interpreter knows nothing else
-        narrow = triton_attention._plan(torch.bfloat16, K, K, True, True, (9, 0))
+        narrow = triton_attention._launch_options(torch.bfloat16, K, K, True, True, (9, 0))
         plan = narrow._replace(constants=narrow.constants | {"PRECISION": "tf32x3"})
-        monkeypatch.setattr(triton_attention, "_plan", lambda *_: plan)
+        monkeypatch.setattr(triton_attention, "_launch_options", lambda *_: plan)
     parts = inputs(target, T, K=K, V=K)[:3]
     results = []
     for dtype in (torch.float64, None):

@@ -23,9 +23,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(available, "find_spec", lambda name: object())
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.delenv("CC", raising=False)
-    available._asked.cache_clear()
+    available._check_device.cache_clear()
     yield
-    available._asked.cache_clear()
+    available._check_device.cache_clear()
 
 
 def test_an_nvidia_device_with_triton_and_a_compiler_has_them() -> None:
@@ -55,9 +55,9 @@ def test_without_a_compiler_there_are_none_and_it_is_said_once(
         assert not triton_available(DEVICE)
         assert not triton_available(DEVICE)
     assert [record.message for record in caplog.records] == [
-        "training and evaluation go on without Triton's kernels, slower: they need a C compiler "
-        "(`apt-get install gcc python3-dev`)"
+        "Triton needs a C compiler (`apt-get install gcc python3-dev`): training and evaluation "
+        "run without its kernels, which is slower"
     ]
     monkeypatch.setenv("CC", "clang-17")
-    available._asked.cache_clear()
+    available._check_device.cache_clear()
     assert triton_available(DEVICE)

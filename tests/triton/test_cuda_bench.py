@@ -67,14 +67,14 @@ def test_each_way_of_starting_kernels_is_told_of() -> None:
     another = LinearTransformer(SMALL)
     ways = {
         **cuda_launch_modes.LAUNCH_MODES,
-        "never": lambda *of: TritonDecoder(*of, delay=0),
+        "never": lambda *of: TritonDecoder(*of, write_interval=0),
         "of another": lambda network, slots: TritonDecoder(another, slots),
     }
     said = dict(zip(ways, cuda_launch_modes.try_launch_modes(network, ways), strict=True))
     assert [same for _, same in said.values()] == [True] * len(cuda_launch_modes.LAUNCH_MODES) + [
         False
     ] * 2
-    assert said["never"][0] == "never: ValueError: delay must be at least 1, not 0"
+    assert said["never"][0] == "never: ValueError: write_interval must be at least 1, not 0"
     assert said["of another"][0].endswith("% of the bytes")
     two = {name: ways[name] for name in (next(iter(cuda_launch_modes.LAUNCH_MODES)), "of another")}
     assert [same for _, same in cuda_launch_modes.try_launch_modes(network, two, 0.0)] == [

@@ -58,10 +58,10 @@ def test_plans_for_few_and_many_rows_sum_in_one_order() -> None:
 def test_bytes_of_a_step_are_counted() -> None:
     """Of one head with K = 32: plainly, 33 × 32 floats there and back; then as documented."""
     one = replace(COMPILED["mnist-paper"], layers=1, heads=1, d_model=32)
-    assert state_bytes(replace(one, delay=1)) == 4 * 2 * 33 * 32
+    assert state_bytes(replace(one, write_interval=1)) == 4 * 2 * 33 * 32
     # Written in the fourth step; in the others two numbers of bf16 a feature, 1 + 2 + 3 read again.
     four = 4 * 5 * 33 * 32 + 2 * (3 + 6) * 64
-    assert state_bytes(replace(one, delay=4)) == four / 4
+    assert state_bytes(replace(one, write_interval=4)) == four / 4
     assert 3.35e12 / (state_bytes(COMPILED["mnist-paper"]) * 784) == pytest.approx(11_991, abs=1)
 
 
@@ -85,7 +85,7 @@ def test_pixels_are_drawn_in_as_few_graphs_as_do_it(monkeypatch: pytest.MonkeyPa
             replayed.append(self.holds)
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    steps = StepRunner({1: [Kernel()]}, parts=2, most=5)  # type: ignore[list-item]
+    steps = StepRunner({1: [Kernel()]}, steps_per_pixel=2, max_rows=5)  # type: ignore[list-item]
     steps.run(3, 10)
     assert launched == [(3, part) for _ in range(10) for part in (0, 1)]
     steps.capture()
@@ -110,7 +110,7 @@ def test_many_rows_have_launches_of_their_own() -> None:
             run.append((self.name, rows))
 
     launches = {1: [Kernel("few")], 4: [Kernel("many")]}
-    steps = StepRunner(launches, parts=1, most=9)  # type: ignore[arg-type]
+    steps = StepRunner(launches, steps_per_pixel=1, max_rows=9)  # type: ignore[arg-type]
     steps.compile()
     assert run == [("few", 1), ("many", 4)]
     run.clear()

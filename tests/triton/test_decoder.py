@@ -81,8 +81,8 @@ def test_extreme_numbers_stay_in_range(config: ModelConfig, scale: float) -> Non
 def test_late_writes_change_nothing(config: ModelConfig) -> None:
     """Pixels, bits and sums are to the last bit those of writing the state at every step."""
     inputs, network = some(config), network_for(config)
-    plain = draw(TritonDecoder(network, 3, delay=1), inputs)
-    assert draw(TritonDecoder(network, 3, delay=4), inputs, 1) == plain
+    plain = draw(TritonDecoder(network, 3, write_interval=1), inputs)
+    assert draw(TritonDecoder(network, 3, write_interval=4), inputs, 1) == plain
 
 
 @anywhere
@@ -124,7 +124,7 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig) -> None:
     if decoder.device.cuda:
         torch.cuda.synchronize()  # the decoder's stream waits for no other
     images = {  # slots first
-        name: buffer.transpose(0, 1) if name in ("kv", "z", "waiting", "ring") else buffer
+        name: buffer.transpose(0, 1) if name in ("kv", "z", "pending", "ring") else buffer
         for name, buffer in decoder.buffers.items()
         if 5 in buffer.shape[:2]
     }

@@ -36,8 +36,8 @@ def test_wrong_arguments_are_refused() -> None:
     assert decoder.positions.tolist() == [0, 0, 0]
     with pytest.raises(ValueError, match="precision must be bf16 or float32, not 'int8'"):
         TritonDecoder(network, 1, precision="int8")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="delay must be at least 1, not 0"):
-        TritonDecoder(network, 1, delay=0)
+    with pytest.raises(ValueError, match="write_interval must be at least 1, not 0"):
+        TritonDecoder(network, 1, write_interval=0)
     with pytest.raises(ValueError, match="max_slots must be at least 1, not 0"):
         TritonDecoder(network, 0)
 
@@ -67,7 +67,7 @@ def test_kernels_overlap_only_where_device_and_driver_can(monkeypatch: pytest.Mo
     monkeypatch.setattr(ctypes, "CDLL", no_library)
     assert not supports_dependent_launch((9, 0))
     monkeypatch.setattr(device, "supports_dependent_launch", lambda capability: False)
-    with pytest.raises(BackendError, match=r"overlap on GPUs of compute capability 9\.0"):
+    with pytest.raises(BackendError, match=r"overlap=True needs compute capability 9\.0"):
         TritonDecoder(network_for(SMALL), 1, overlap=True)
 
 
@@ -116,7 +116,7 @@ def test_too_many_slots_for_a_device_are_not_drawn_on_the_cpu(
         patch.setattr(device.Device, "free", 2**20)
         for backend in ("auto", "triton"):
             with pytest.raises(
-                InsufficientMemoryError, match=r"10,000 slots .* do not fit into the memory"
+                InsufficientMemoryError, match=r"10,000 slots .* do not fit into the free memory"
             ):
                 create_decoder(network, 10_000, backend)
 
@@ -124,9 +124,9 @@ def test_too_many_slots_for_a_device_are_not_drawn_on_the_cpu(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("scanline.model.decoders.triton.allocate", full)
-    monkeypatch.setattr(TritonDecoder, "_plan_memory", lambda *_: None)
+    monkeypatch.setattr(TritonDecoder, "_check_memory", lambda *_: None)
     with pytest.raises(
-        InsufficientResourcesError, match=r"GPU has too little memory for this: CUDA out of memory"
+        InsufficientResourcesError, match=r"not enough GPU memory: CUDA out of memory"
     ):
         create_decoder(network, 3)
     assert "on the CPU" not in caplog.text
@@ -140,10 +140,10 @@ def test_a_device_that_fails_is_told_and_the_cpu_draws(
 
     monkeypatch.setattr(device.Device, "__init__", fail)
     monkeypatch.setattr("scanline.model.decoders.factory.torch", WITH_CUDA)
-    with pytest.raises(BackendError, match="the GPU does not work: CUDA error: all"):
+    with pytest.raises(BackendError, match="the GPU failed: CUDA error: all"):
         create_decoder(network_for(SMALL), 1, "triton")
     assert create_decoder(network_for(SMALL), 1).backend != "triton"
-    assert "decoding on the CPU: the GPU does not work" in caplog.text
+    assert "decoding on the CPU: the GPU failed" in caplog.text
 
 
 def test_a_bug_is_not_taken_for_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

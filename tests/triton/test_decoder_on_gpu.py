@@ -78,7 +78,7 @@ class TestDevice:
     def test_late_writes_change_nothing(self, precision: DevicePrecision) -> None:
         config = replace(PRESETS["mnist-paper"], height=3)
         network, inputs = network_for(config), some(config, 5)
-        plain = draw(TritonDecoder(network, 5, precision=precision, delay=1), inputs)
+        plain = draw(TritonDecoder(network, 5, precision=precision, write_interval=1), inputs)
         assert draw(TritonDecoder(network, 5, precision=precision), inputs) == plain
 
     @pytest.mark.parametrize("precision", ["bf16", "float32"])

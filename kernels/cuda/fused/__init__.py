@@ -1,1 +1,1 @@
-"""All layers of a decode step as one CUDA kernel, and how it is compiled, fed and started."""
+"""Fused decode kernel: all layers of all steps in one CUDA C++ kernel, and its launcher."""

@@ -1,7 +1,7 @@
-"""CUDA C++ on a device: compiled by NVRTC, which PyTorch brings along, and started by the driver.
+"""Compiler and launcher of CUDA C++ kernels, through NVRTC and the CUDA driver.
 
-No toolkit has to be installed. Only what the kernel here needs is there: blocks in clusters, and
-one structure of arguments, on torch's current stream.
+PyTorch ships NVRTC, so the CUDA toolkit is not needed. Only the features that the fused kernel
+needs are covered: clusters of blocks, and one argument structure, on torch's current stream.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ log = logging.getLogger("scanline.decoder")
 
 _MAX_SHARED, _CARVEOUT, _ANY_CLUSTER = 8, 9, 14  # CU_FUNC_ATTRIBUTE_…
 _CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_…
-_DIGEST = hashlib.sha256().digest_size  # bytes before the code that is kept
-_PORTABLE = 8  # blocks that a cluster may have everywhere
+_DIGEST = hashlib.sha256().digest_size  # a cache file is the digest of the code, then the code
+_PORTABLE = 8  # maximum cluster size that every device supports
 
 
 class CompileError(RuntimeError):
-    """NVRTC is not there or does not compile; the message says what it said."""
+    """Error for missing NVRTC or a failed compilation, with NVRTC's message."""
 
 
 class DriverError(RuntimeError):
-    """The driver refused; the message says what it said."""
+    """Error of the CUDA driver, with its message."""
 
 
 class _Attribute(ctypes.Structure):
@@ -50,14 +50,15 @@ class _Config(ctypes.Structure):
 
 
 def literal(value: float) -> str:
-    """Write a number as C++ has it."""
+    """Return a number as a C++ literal."""
     return f"({value!r}f)" if isinstance(value, float) else str(int(value))
 
 
 def _nvrtc() -> ctypes.CDLL:
-    """Load the compiler that goes with torch's CUDA, or the newest for a torch without.
+    """Load the NVRTC of torch's CUDA version, or the newest one if torch has no CUDA.
 
-    Raises ``CompileError`` where there is none.
+    Raises:
+        CompileError: NVRTC is not installed.
     """
     version = torch.version.cuda
     majors = ("13", "12") if version is None else (version.split(".")[0],)
@@ -66,23 +67,23 @@ def _nvrtc() -> ctypes.CDLL:
         name = f"libnvrtc.so.{major}"
         for folder in (packages / f"cu{major}" / "lib", packages / "cuda_nvrtc" / "lib"):
             with contextlib.suppress(OSError):
-                for part in folder.glob("libnvrtc-builtins.so.*"):  # which it opens by its name
+                for part in folder.glob("libnvrtc-builtins.so.*"):  # NVRTC opens it by name
                     ctypes.CDLL(str(part), ctypes.RTLD_GLOBAL)
                 return ctypes.CDLL(str(folder / name))
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
     raise CompileError(
-        f"libnvrtc.so.{majors[0]} is not found: PyTorch brings it where it is built for CUDA, or "
-        "else pip install nvidia-cuda-nvrtc"
+        f"libnvrtc.so.{majors[0]} not found: install a CUDA build of PyTorch, which includes it, "
+        "or pip install nvidia-cuda-nvrtc"
     )
 
 
 def compile_cached(
     source: str, name: str, defines: Mapping[str, int | float], capability: tuple[int, int]
 ) -> bytes:
-    """Give what ``compile_source`` does, from the cache where that was done before.
+    """Return the result of ``compile_source``, from the cache folder if it is there.
 
-    A cache that cannot be used is told in the log.
+    Log a warning if the cache folder cannot be used.
     """
     nvrtc, version = _nvrtc(), (ctypes.c_int * 2)()
     nvrtc.nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
@@ -90,25 +91,25 @@ def compile_cached(
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     try:
         path = cache_folder() / f"{Path(name).stem}-{key}.cubin"
-        kept = path.read_bytes() if path.is_file() else b""
-        if hashlib.sha256(kept[_DIGEST:]).digest() == kept[:_DIGEST]:  # and whole
-            return kept[_DIGEST:]
+        cached = path.read_bytes() if path.is_file() else b""
+        if hashlib.sha256(cached[_DIGEST:]).digest() == cached[:_DIGEST]:
+            return cached[_DIGEST:]
     except (CacheFolderError, OSError) as error:
-        _tell_not_kept(str(error))
+        _warn_not_cached(str(error))
         return compile_source(source, name, defines, capability)
     binary = compile_source(source, name, defines, capability)
     try:
         with atomic_path(path) as made:
             made.write_bytes(hashlib.sha256(binary).digest() + binary)
     except OSError as error:
-        _tell_not_kept(str(error))
+        _warn_not_cached(str(error))
     return binary
 
 
-@functools.cache  # of each reason once, whichever kernels are compiled
-def _tell_not_kept(reason: str) -> None:
+@functools.cache  # one warning per reason
+def _warn_not_cached(reason: str) -> None:
     log.warning(
-        "cannot keep the device's code (%s); set SCANLINE_CACHE to a writable folder to compile "
+        "cannot cache compiled CUDA code (%s); set SCANLINE_CACHE to a writable folder to compile "
         "once instead of at every start", reason,
     )  # fmt: skip
 
@@ -116,7 +117,11 @@ def _tell_not_kept(reason: str) -> None:
 def compile_source(
     source: str, name: str, defines: Mapping[str, int | float], capability: tuple[int, int]
 ) -> bytes:
-    """Give machine code for devices of a compute capability; raises ``CompileError``."""
+    """Compile CUDA C++ to machine code (a cubin) for a compute capability.
+
+    Raises:
+        CompileError: NVRTC is not installed, or the source does not compile.
+    """
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     options = _options(defines, capability)
@@ -125,14 +130,15 @@ def compile_source(
         ctypes.byref(program), source.encode(), name.encode(), 0, None, None
     )
     if code:
-        raise CompileError(f"NVRTC cannot begin: error {code}")
+        raise CompileError(f"NVRTC could not create a program: error {code}")
     try:
         size = ctypes.c_size_t()
         if nvrtc.nvrtcCompileProgram(program, len(options), words):
             nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-            said = ctypes.create_string_buffer(size.value)
-            nvrtc.nvrtcGetProgramLog(program, said)
-            raise CompileError(f"{name} does not compile: {said.value.decode(errors='replace')}")
+            log_text = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, log_text)
+            message = log_text.value.decode(errors="replace")
+            raise CompileError(f"{name} does not compile: {message}")
         nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
         binary = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetCUBIN(program, binary)
@@ -144,7 +150,7 @@ def compile_source(
 def _options(defines: Mapping[str, int | float], capability: tuple[int, int]) -> list[str]:
     return [
         "--gpu-architecture=sm_{}{}".format(*capability), "--std=c++17", "--fmad=false",
-        "--device-as-default-execution-space",  # lambdas that are templates
+        "--device-as-default-execution-space",  # for generic lambdas
         *(f"-D{key}={literal(value)}" for key, value in defines.items()),
     ]  # fmt: skip
 
@@ -153,15 +159,22 @@ def _options(defines: Mapping[str, int | float], capability: tuple[int, int]) ->
 def load_kernel(
     binary: bytes, name: str, device: int, *, threads: int, shared: int, cluster: int
 ) -> Kernel:
-    """Give a ``Kernel`` on the current device, of that number: loaded once and for good."""
+    """Load a kernel on the current device, whose index is ``device``; cached for the process."""
     return Kernel(binary, name, threads=threads, shared=shared, cluster=cluster)
 
 
 class Kernel:
-    """A compiled kernel on the current device, with how it is started.
+    """A compiled kernel, loaded on the current device.
 
-    ``threads`` are a block's, ``shared`` its bytes of shared memory, ``cluster`` how many blocks
-    are a cluster. Raises ``DriverError`` where the device cannot run it.
+    Args:
+        binary: The machine code.
+        name: Name of the kernel's function.
+        threads: Threads per block.
+        shared: Bytes of shared memory per block.
+        cluster: Blocks per cluster.
+
+    Raises:
+        DriverError: The device cannot run the kernel.
     """
 
     def __init__(
@@ -169,24 +182,24 @@ class Kernel:
     ) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")
         self._threads, self._shared, self._cluster = threads, shared, cluster
-        torch.cuda.current_stream().synchronize()  # the device's context is this thread's from here
+        torch.cuda.current_stream().synchronize()  # makes the device's context current
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._do("cuModuleLoadData", ctypes.byref(self._module), binary)
-        self._do("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
-        self._do("cuFuncSetAttribute", self._function, _MAX_SHARED, shared)
+        self._call("cuModuleLoadData", ctypes.byref(self._module), binary)
+        self._call("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
+        self._call("cuFuncSetAttribute", self._function, _MAX_SHARED, shared)
         if cluster == 1:
-            self._do("cuFuncSetAttribute", self._function, _CARVEOUT, 100)
+            self._call("cuFuncSetAttribute", self._function, _CARVEOUT, 100)
         if cluster > _PORTABLE:
-            self._do("cuFuncSetAttribute", self._function, _ANY_CLUSTER, 1)
+            self._call("cuFuncSetAttribute", self._function, _ANY_CLUSTER, 1)
 
-    def _do(self, name: str, *arguments: Any) -> None:
+    def _call(self, name: str, *arguments: Any) -> None:
         if code := getattr(self._cuda, name)(*arguments):
-            said = ctypes.c_char_p()
-            self._cuda.cuGetErrorString(code, ctypes.byref(said))
-            raise DriverError(f"{name}: {(said.value or b'').decode()} ({code})")
+            message = ctypes.c_char_p()
+            self._cuda.cuGetErrorString(code, ctypes.byref(message))
+            raise DriverError(f"{name}: {(message.value or b'').decode()} ({code})")
 
     def _config(self, blocks: int) -> _Config:
-        attributes = (_Attribute * 1)()  # which the structure keeps alive
+        attributes = (_Attribute * 1)()  # kept alive by the structure
         attributes[0].id = _CLUSTER
         attributes[0].value[:3] = (self._cluster, 1, 1)
         return _Config(
@@ -195,23 +208,23 @@ class Kernel:
         )  # fmt: skip
 
     def max_active_clusters(self) -> int:
-        """Give how many clusters the device runs at the same time."""
+        """Return the number of clusters that the device can run at the same time."""
         found = ctypes.c_int()
         if self._cluster == 1:
-            self._do(
+            self._call(
                 "cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(found), self._function,
                 self._threads, ctypes.c_size_t(self._shared),
             )  # fmt: skip
             device = torch.cuda.get_device_properties(torch.cuda.current_device())
             return found.value * int(device.multi_processor_count)
-        self._do(
+        self._call(
             "cuOccupancyMaxActiveClusters", ctypes.byref(found), self._function,
             ctypes.byref(self._config(self._cluster)),
         )  # fmt: skip
         return found.value
 
-    def start(self, clusters: int, arguments: ctypes.Structure) -> None:
-        """Start so many clusters with these arguments, the kernel's only parameter."""
+    def launch(self, clusters: int, arguments: ctypes.Structure) -> None:
+        """Launch ``clusters`` clusters; ``arguments`` is the kernel's only parameter."""
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         config = self._config(clusters * self._cluster)
-        self._do("cuLaunchKernelEx", ctypes.byref(config), self._function, pointers, None)
+        self._call("cuLaunchKernelEx", ctypes.byref(config), self._function, pointers, None)

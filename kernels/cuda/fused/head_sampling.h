@@ -1,11 +1,11 @@
-// From a step's parameters to values and their cost, by the 32 lanes of a warp: `sampling.py` in C++,
-// which says what is what. A lane has one component of a mixture.
+// Sampling from the head's parameters, and the bits of values, by one warp. sampling.py has the same
+// computations in Triton. Each lane holds one component of a mixture.
 
 constexpr int MIXTURES = 10;
 
 DEVICE float softplus(float x) { return fmaxf(x, 0.0f) + logf(1.0f + expf(-fabsf(x))); }
 
-// ln P of the bin around `value`, 2/255 wide; the outermost reach to infinity (distribution.py).
+// Return ln P of the bin of width 2/255 around `value` (see distribution.py).
 DEVICE float logistic_log_prob(float value, float mean, float log_scale) {
     const float scale = expf(-log_scale), centred = value - mean;
     const float half = scale * (1.0f / 255.0f), away = fabsf(scale * centred);
@@ -19,10 +19,10 @@ DEVICE float logistic_log_prob(float value, float mean, float log_scale) {
     return logf(share) - away - log_scale - 5.54126355f;  // ln 255
 }
 
-// A level's place in [-1, 1].
-DEVICE float scaled(int value) { return (float)value / 127.5f - 1.0f; }
+// Map 0 ... 255 to [-1, 1].
+DEVICE float to_unit(int value) { return (float)value / 127.5f - 1.0f; }
 
-// Mean and log-scale of component `m` of channel `c`, once earlier values are known.
+// Mean and log-scale of component `m` of channel `c`, given the earlier channels' values.
 DEVICE float mean_of(const float* p, int m, int c, float first, float second) {
     float mean = p[(1 + c) * MIXTURES + m];
     const float* pair = p + (1 + 2 * CHANNELS + c * (c - 1) / 2) * MIXTURES + m;
@@ -35,150 +35,162 @@ DEVICE float log_scale_of(const float* p, int m, int c) {
     return fmaxf(p[(1 + CHANNELS + c) * MIXTURES + m], MIN_LOG_SCALE);
 }
 
-// ln P of a channel's values given the earlier channels'.
-DEVICE Levels mixture_log_probs(
-    const float* p, int c, float first, float second, float heat, int lane
+// Return ln P of a channel's values, given the earlier channels' values.
+DEVICE Distribution mixture_log_probs(
+    const float* p, int c, float first, float second, float temperature, int lane
 ) {
-    Levels top, sum;
+    Distribution top, sum;
 #pragma unroll
-    for (int i = 0; i < EACH; i++) top.of[i] = MINUS_INFINITY, sum.of[i] = 0.0f;
+    for (int i = 0; i < VALUES_PER_LANE; i++) top.values[i] = MINUS_INFINITY, sum.values[i] = 0.0f;
     const float logit = lane < MIXTURES ? p[lane] : MINUS_INFINITY;
-    const float cold = (logit - largest_of(logit)) / heat, warmer = logf(heat);
-    const float weights = fmaxf(cold - logf(sum_of(expf(cold))), LEAST);
+    const float scaled = (logit - warp_max(logit)) / temperature;
+    const float log_temperature = logf(temperature);
+    const float weights = fmaxf(scaled - logf(warp_sum(expf(scaled))), MIN_LOG_PROB);
 #pragma unroll 1
     for (int m = 0; m < MIXTURES; m++) {
         float weight = float_of(shuffle(bits_of(weights), m));
-        for (int earlier = 0; earlier < c; earlier++) {  // given the values before (Bayes)
+        for (int earlier = 0; earlier < c; earlier++) {  // Bayes: weight given the earlier values
             weight += logistic_log_prob(
                 earlier == 0 ? first : second, mean_of(p, m, earlier, first, second),
-                fmaxf(log_scale_of(p, m, earlier) + warmer, MIN_WARM_LOG_SCALE)
+                fmaxf(log_scale_of(p, m, earlier) + log_temperature, MIN_WARM_LOG_SCALE)
             );
         }
         const float mean = mean_of(p, m, c, first, second);
-        const float log_scale = fmaxf(log_scale_of(p, m, c) + warmer, MIN_WARM_LOG_SCALE);
+        const float log_scale = fmaxf(log_scale_of(p, m, c) + log_temperature, MIN_WARM_LOG_SCALE);
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const float log = weight + logistic_log_prob(scaled(lane * EACH + i), mean, log_scale);
-            const float more = fmaxf(top.of[i], log);
-            sum.of[i] = sum.of[i] * expf(top.of[i] - more) + expf(log - more);
-            top.of[i] = more;
+        for (int i = 0; i < VALUES_PER_LANE; i++) {
+            const float value = to_unit(lane * VALUES_PER_LANE + i);
+            const float log = weight + logistic_log_prob(value, mean, log_scale);
+            const float new_top = fmaxf(top.values[i], log);
+            sum.values[i] = sum.values[i] * expf(top.values[i] - new_top) + expf(log - new_top);
+            top.values[i] = new_top;
         }
     }
 #pragma unroll
-    for (int i = 0; i < EACH; i++) top.of[i] += logf(sum.of[i]);
-    top.cool(1.0f);
+    for (int i = 0; i < VALUES_PER_LANE; i++) top.values[i] += logf(sum.values[i]);
+    top.apply_temperature(1.0f);
     return top;
 }
 
-// A channel's logits, given the earlier channels' values.
-DEVICE Levels logits(const float* p, const float* tables, const int* values, int c, int lane) {
-    Levels found;
+// Return a channel's logits, given the earlier channels' values.
+DEVICE Distribution channel_logits(
+    const float* p, const float* channel_tables, const int* values, int c, int lane
+) {
+    Distribution result;
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int level = lane * EACH + i, pair = c * (c - 1) / 2;
+    for (int i = 0; i < VALUES_PER_LANE; i++) {
+        const int level = lane * VALUES_PER_LANE + i, pair = c * (c - 1) / 2;
         float logit = p[c * LEVELS + level];
-        if (c > 0) logit += tables[(pair * LEVELS + values[0]) * LEVELS + level];
-        if (c > 1) logit += tables[((pair + 1) * LEVELS + values[1]) * LEVELS + level];
-        found.of[i] = logit;
+        if (c > 0) logit += channel_tables[(pair * LEVELS + values[0]) * LEVELS + level];
+        if (c > 1) logit += channel_tables[((pair + 1) * LEVELS + values[1]) * LEVELS + level];
+        result.values[i] = logit;
     }
-    return found;
+    return result;
 }
 
-// Draw the values of a step, tempered, guided by the row behind, and cut to the likeliest. `p` are
-// the parameters of both rows, `stride` apart.
-APART void shape(
-    int (&values)[CHANNELS], const float* p, int stride, const float* tables, const Row& row, int lane
+// Sample the values of a step with guidance and top-p. `p` points to the parameters of the row and, with
+// guidance, of its twin `stride` further.
+NOINLINE void sample_filtered(
+    int (&values)[CHANNELS], const float* p, int stride, const float* channel_tables,
+    const RowSample& row, int lane
 ) {
-    const float heat = row.temperature == 0.0f ? 1.0f : row.temperature;
+    const float divisor = row.temperature == 0.0f ? 1.0f : row.temperature;
     const bool guided = row.twin >= 0;
 #pragma unroll 1
     for (int c = 0; c < CHANNELS; c++) {
-        const float first = scaled(values[0]), second = scaled(values[CHANNELS > 1 ? 1 : 0]);
-        Levels log;
+        const float first = to_unit(values[0]), second = to_unit(values[CHANNELS > 1 ? 1 : 0]);
+        Distribution log;
 #pragma unroll 1
         for (int twin = 0; twin <= guided; twin++) {
-            Levels mine;
+            Distribution row_log;
             if (CATEGORICAL) {
-                mine = logits(p + twin * stride, tables, values, c, lane);
-                mine.cool(heat);
+                row_log = channel_logits(p + twin * stride, channel_tables, values, c, lane);
+                row_log.apply_temperature(divisor);
             } else {
-                mine = mixture_log_probs(p + twin * stride, c, first, second, heat, lane);
+                row_log = mixture_log_probs(p + twin * stride, c, first, second, divisor, lane);
             }
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                log.of[i] = twin ? log.of[i] + (1.0f - row.guidance) * mine.of[i]
-                    : row.guidance * mine.of[i];
+            for (int i = 0; i < VALUES_PER_LANE; i++) {
+                log.values[i] = twin ? log.values[i] + (1.0f - row.guidance) * row_log.values[i]
+                    : row.guidance * row_log.values[i];
             }
             if (!twin && guided && row.guidance > 1.0f && row.top_p < 1.0f) {
-                log.only_likely(mine, row.top_p, lane);
+                log.mask_unlikely(row_log, row.top_p, lane);
             }
         }
-        values[c] = log.draw(row.temperature, row.top_p, row.uniform[DRAWS - CHANNELS + c], lane);
+        values[c] = log.sample(row.temperature, row.top_p, row.uniform[DRAWS - CHANNELS + c], lane);
     }
 }
 
-// Draw the values of a step, tempered alone.
-DEVICE void draw(
-    int (&values)[CHANNELS], const float* p, const float* tables, const Row& row, int lane
+// Sample the values of a step with a temperature only.
+DEVICE void sample_plain(
+    int (&values)[CHANNELS], const float* p, const float* channel_tables, const RowSample& row, int lane
 ) {
     const float* us = row.uniform + DRAWS - CHANNELS;
     if (CATEGORICAL) {
 #pragma unroll 1
         for (int c = 0; c < CHANNELS; c++) {
-            Levels weight = logits(p, tables, values, c, lane);
-            const float top = weight.largest();
+            Distribution weight = channel_logits(p, channel_tables, values, c, lane);
+            const float top = weight.max();
 #pragma unroll
-            for (int i = 0; i < EACH; i++) weight.of[i] = expf((weight.of[i] - top) / row.temperature);
+            for (int i = 0; i < VALUES_PER_LANE; i++) {
+                weight.values[i] = expf((weight.values[i] - top) / row.temperature);
+            }
             values[c] = weight.inverse_cdf(us[c], lane);
         }
         return;
     }
-    const bool is_one = lane < MIXTURES;
-    const float logit = is_one ? p[lane] : MINUS_INFINITY;
-    const float upto = running_sum(expf((logit - largest_of(logit)) / row.temperature), lane);
-    const float bound = row.uniform[0] * float_of(shuffle(bits_of(upto), MIXTURES - 1));
-    const int below = (int)sum_of(is_one && upto <= bound ? 1.0f : 0.0f);
+    const bool has_component = lane < MIXTURES;
+    const float logit = has_component ? p[lane] : MINUS_INFINITY;
+    const float through = warp_prefix_sum(expf((logit - warp_max(logit)) / row.temperature), lane);
+    const float bound = row.uniform[0] * float_of(shuffle(bits_of(through), MIXTURES - 1));
+    const int below = (int)warp_sum(has_component && through <= bound ? 1.0f : 0.0f);
     const int m = below < MIXTURES ? below : MIXTURES - 1;
-    float seen[2] = {0.0f, 0.0f};
+    float earlier[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int c = 0; c < CHANNELS; c++) {
         const float scale = expf(log_scale_of(p, m, c));
-        float drawn = mean_of(p, m, c, seen[0], seen[1])
+        float sampled = mean_of(p, m, c, earlier[0], earlier[1])
             + row.temperature * scale * (logf(us[c]) - logf(1.0f - us[c]));
-        // Rounding half up gives exactly the bins of the likelihood, edges included.
-        drawn = floorf((drawn + 1.0f) * 127.5f + 0.5f);
-        drawn = drawn > 0.0f ? drawn : 0.0f;  // what is no number becomes 0 too
-        values[c] = (int)fminf(drawn, LEVELS - 1.0f);
-        if (c < 2) seen[c] = scaled(values[c]);
+        // Rounding half up gives exactly the bins of the likelihood.
+        sampled = floorf((sampled + 1.0f) * 127.5f + 0.5f);
+        sampled = sampled > 0.0f ? sampled : 0.0f;  // NaN becomes 0 too
+        values[c] = (int)fminf(sampled, LEVELS - 1.0f);
+        if (c < 2) earlier[c] = to_unit(values[c]);
     }
 }
 
-// What the values of a step cost, in nats.
-DEVICE float cost(const int (&values)[CHANNELS], const float* p, const float* tables, int lane) {
+// Return the negative log-likelihood of the values of a step, in nats.
+DEVICE float nats_of(
+    const int (&values)[CHANNELS], const float* p, const float* channel_tables, int lane
+) {
     if (CATEGORICAL) {
         float nats = 0.0f;
 #pragma unroll 1
         for (int c = 0; c < CHANNELS; c++) {
-            Levels away = logits(p, tables, values, c, lane), weight;
-            const float top = away.largest();
+            Distribution centred = channel_logits(p, channel_tables, values, c, lane), weight;
+            const float top = centred.max();
 #pragma unroll
-            for (int i = 0; i < EACH; i++) away.of[i] -= top, weight.of[i] = expf(away.of[i]);
-            nats += logf(weight.total()) - away.at(values[c]);
+            for (int i = 0; i < VALUES_PER_LANE; i++) {
+                centred.values[i] -= top, weight.values[i] = expf(centred.values[i]);
+            }
+            nats += logf(weight.sum()) - centred.at(values[c]);
         }
         return nats;
     }
-    const bool is_one = lane < MIXTURES;
-    const int m = is_one ? lane : 0;
-    const float logit = is_one ? p[lane] : MINUS_INFINITY, away = logit - largest_of(logit);
-    float total = away - logf(sum_of(expf(away)));  // ln P of the component and all values so far
-    const float first = scaled(values[0]), second = scaled(values[CHANNELS > 1 ? 1 : 0]);
+    const bool has_component = lane < MIXTURES;
+    const int m = has_component ? lane : 0;
+    const float logit = has_component ? p[lane] : MINUS_INFINITY, centred = logit - warp_max(logit);
+    // ln P of the component and all values so far.
+    float total = centred - logf(warp_sum(expf(centred)));
+    const float first = to_unit(values[0]), second = to_unit(values[CHANNELS > 1 ? 1 : 0]);
 #pragma unroll
     for (int c = 0; c < CHANNELS; c++) {
         total += logistic_log_prob(
-            scaled(values[c]), mean_of(p, m, c, first, second), log_scale_of(p, m, c)
+            to_unit(values[c]), mean_of(p, m, c, first, second), log_scale_of(p, m, c)
         );
     }
-    if (!is_one) total = MINUS_INFINITY;
-    const float top = largest_of(total);
-    return -(top + logf(sum_of(expf(total - top))));
+    if (!has_component) total = MINUS_INFINITY;
+    const float top = warp_max(total);
+    return -(top + logf(warp_sum(expf(total - top))));
 }

@@ -1,12 +1,12 @@
-// What a thread does beside plain C++: where it is, whom it waits for, and the instructions that
-// have no name there. tests/emulator/intrinsics.h gives the same for a CPU. No header of CUDA's is needed.
+// Device intrinsics: thread indices, synchronisation, and PTX instructions without a C++ name.
+// tests/emulator/intrinsics.h implements the same functions on a CPU. No CUDA header is needed.
 
-typedef unsigned short u16;  // a bfloat16's bits
+typedef unsigned short u16;  // the bits of a bfloat16
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define DEVICE __device__ __forceinline__
-#define APART __device__ __noinline__  // what few images need, out of the way of the others
+#define NOINLINE __device__ __noinline__  // for rare code paths
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 
 DEVICE int thread_in_block() { return threadIdx.x; }
@@ -20,8 +20,7 @@ DEVICE char* shared_memory() {
 DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_block() { __syncthreads(); }
 
-// The blocks of a cluster meet in two halves: what is pushed before the first is seen
-// after the second.
+// Split barrier of a cluster: stores before `cluster_arrive` are visible after `cluster_wait`.
 DEVICE void cluster_arrive() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -38,9 +37,9 @@ DEVICE u32 address_of(const void* shared) { return (u32)__cvta_generic_to_shared
 
 #if CLUSTER > 1
 DEVICE u32 address_at(const void* shared, int rank) {
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address_of(shared)), "r"(rank));
-    return there;
+    u32 address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(address_of(shared)), "r"(rank));
+    return address;
 }
 
 DEVICE void mbarrier_init(u64* mbarrier) {
@@ -48,25 +47,26 @@ DEVICE void mbarrier_init(u64* mbarrier) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Say how many bytes are to come this time.
+// Set the number of bytes that complete the current phase.
 DEVICE void mbarrier_expect(u64* mbarrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.relaxed.cta.shared::cta.b64 _, [%0], %1;"
                  :: "r"(address_of(mbarrier)), "r"(bytes) : "memory");
 }
 
-// Wait until they have; times are counted 0, 1, 0, ... What they bring lies in this block's own
-// memory, and in the device's each block reads what it has written itself, so its scope is the block: a
-// wider one has all of the cache beside it thrown away. (That two blocks have read a z that both then
-// write, `keep_sum`, follows from what they push, which is made of it.)
-DEVICE void mbarrier_wait(u64* mbarrier, int time) {
+// Wait until the bytes of a phase have arrived; phases alternate between 0 and 1. The data arrives in
+// this block's own shared memory, and a block reads from device memory only what it has written itself.
+// So the scope is the block (cta): a wider scope would invalidate the L1 cache. (In `store_shared_z`, two
+// blocks write a z that both have read. The data that they exchange depends on z, so the order holds.)
+DEVICE void mbarrier_wait(u64* mbarrier, int phase) {
     asm volatile(
         "{\n.reg .pred through;\nagain:\n"
         "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 through, [%0], %1;\n"
-        "@!through bra again;\n}" :: "r"(address_of(mbarrier)), "r"(time) : "memory"
+        "@!through bra again;\n}" :: "r"(address_of(mbarrier)), "r"(phase) : "memory"
     );
 }
 
-// Copy so many bytes, a multiple of 16, to shared memory, and count them there: a thread for all.
+// Start a copy of `bytes` bytes, a multiple of 16, to shared memory, counted by `mbarrier`. One thread
+// starts it for all.
 DEVICE void copy_bulk(void* to, const void* from, int bytes, u64* mbarrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -74,25 +74,25 @@ DEVICE void copy_bulk(void* to, const void* from, int bytes, u64* mbarrier) {
     );
 }
 
-// Store so many words, 1, 2 or 4, where the block `rank` of the cluster has what lies at `to` here,
-// and count them there.
+// Store 1, 2 or 4 words in the shared memory of block `rank` of the cluster, at the address that
+// corresponds to `to`, counted by that block's `mbarrier`.
 template <int COUNT>
 DEVICE void store_async(void* to, int rank, const u32 (&x)[COUNT], u64* mbarrier) {
-    const u32 there = address_at(to, rank), counted = address_at(mbarrier, rank);
+    const u32 address = address_at(to, rank), barrier = address_at(mbarrier, rank);
     if constexpr (COUNT == 1) {
         asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
-                     :: "r"(there), "r"(x[0]), "r"(counted) : "memory");
+                     :: "r"(address), "r"(x[0]), "r"(barrier) : "memory");
     } else if constexpr (COUNT == 2) {
         asm volatile(
             "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];"
-            :: "r"(there), "r"(x[0]), "r"(x[1]), "r"(counted) : "memory"
+            :: "r"(address), "r"(x[0]), "r"(x[1]), "r"(barrier) : "memory"
         );
     } else {
         static_assert(COUNT == 4, "");
         asm volatile(
             "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], "
             "{%1, %2, %3, %4}, [%5];"
-            :: "r"(there), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(counted) : "memory"
+            :: "r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(barrier) : "memory"
         );
     }
 }
@@ -110,8 +110,8 @@ DEVICE void store_async(void* to, int, const u32 (&x)[COUNT], u64*) {
 }
 #endif
 
-// Copy 16 bytes to shared memory; the thread has them once it has waited for its copies, the others
-// once the block has met since.
+// Start a copy of 16 bytes to shared memory. The thread sees them after `wait_copies`, the other
+// threads of the block after a `sync_block` that follows.
 DEVICE void copy_async(uint4* to, const uint4* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                  :: "r"(address_of(to)), "l"(from) : "memory");
@@ -122,7 +122,7 @@ DEVICE void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 DEVICE u32 shuffle(u32 x, int lane) { return __shfl_sync(~0u, x, lane); }
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 
-// Weights: read by every block, written by none.
+// For weights: read by every block, never written.
 DEVICE uint4 load_readonly(const uint4* p) {
     uint4 x;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -130,19 +130,19 @@ DEVICE uint4 load_readonly(const uint4* p) {
     return x;
 }
 
-// State: read once a step, so that it passes by what else the cache of the device holds.
+// For attention states: read once per step, so they should not evict other data from the cache.
 DEVICE float4 load_streaming(const float4* p) { return __ldcs(p); }
 DEVICE float load_streaming(const float* p) { return __ldcs(p); }
 DEVICE void store_streaming(float4* p, float4 x) { __stcs(p, x); }
 DEVICE void store_streaming(float* p, float x) { __stcs(p, x); }
 
-// Four 8 x 8 matrices of bfloat16: lanes 8 i ... 8 i + 7 give the rows of matrix i.
+// Load four 8 x 8 matrices of bfloat16. Lanes 8 i ... 8 i + 7 pass the rows of matrix i.
 DEVICE void load_matrices(u32 (&r)[4], const u16* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address_of(row)) : "memory");
 }
 
-// d += a b, of 16 x 16 and 16 x 8, in float32.
+// d += a b for 16 x 16 and 16 x 8 bfloat16 matrices, in float32.
 DEVICE void multiply_add(float (&d)[4], uint4 a, u32 b0, u32 b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -151,10 +151,11 @@ DEVICE void multiply_add(float (&d)[4], uint4 a, u32 b0, u32 b1) {
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// Have a line of memory brought to the cache of the device.
+// Prefetch a cache line to L2.
 DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
 
-// Have what follows from a number worked out anew, not kept in registers from before a loop.
+// Hide a value from the optimiser, so that it recomputes derived values instead of keeping them in
+// registers over a loop.
 DEVICE void opaque(int& x) { asm volatile("" : "+r"(x)); }
 
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
@@ -163,7 +164,7 @@ DEVICE float float_of(u32 x) { return __uint_as_float(x); }
 DEVICE float reciprocal(float x) { return __fdividef(1.0f, x); }
 DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
-// Two bfloat16, the first in the lower half, rounded to the nearest even.
+// Pack two numbers as bfloat16, the first in the lower half, rounded to nearest even.
 DEVICE u32 pack_bf16(float low, float high) {
     u32 x;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));

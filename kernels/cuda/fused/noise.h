@@ -1,10 +1,10 @@
-// The uniforms that an image's seed decides. The definition is model/noise.py's.
+// Uniform random numbers of an image, as defined by `pixel_noise` in model/noise.py.
 
-// Philox 4x64-10: block `n` of an image's words, four of them.
-struct Block {
+// Block `n` of an image's random words, four words of Philox 4x64-10.
+struct PhiloxBlock {
     u64 words[4];
 
-    DEVICE Block(u64 seed, u64 particle, u64 n) {
+    DEVICE PhiloxBlock(u64 seed, u64 particle, u64 n) {
         u64 c0 = n + 1, c1 = 0, c2 = 0, c3 = 0, k0 = seed, k1 = particle;
 #pragma unroll 1
         for (int round = 0; round < 10; round++) {
@@ -17,7 +17,7 @@ struct Block {
         words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
     }
 
-    // Word `i` of all as a number in (0, 1).
+    // Return word `i` of the sequence, which must be in this block, as a number in (0, 1).
     DEVICE float uniform(u64 i) const {
         const u64 lower = i % 2 ? words[1] : words[0], upper = i % 2 ? words[3] : words[2];
         const u64 word = i % 4 < 2 ? lower : upper;
@@ -25,14 +25,14 @@ struct Block {
     }
 };
 
-// Those of step t: for a mixture's component first, then for each channel.
+// Compute the uniforms of step t: for a mixture, the component's first, then one per channel.
 DEVICE void uniforms(float (&us)[DRAWS], u64 seed, u64 particle, u64 t) {
     const u64 first = t * DRAWS;
-    const Block block(seed, particle, first / 4);
+    const PhiloxBlock block(seed, particle, first / 4);
 #pragma unroll
     for (int i = 0; i < DRAWS; i++) {
         const u64 at = first + i;
-        const bool here = 4 % DRAWS == 0 || at / 4 == first / 4;
-        us[i] = here ? block.uniform(at) : Block(seed, particle, at / 4).uniform(at);
+        const bool in_block = 4 % DRAWS == 0 || at / 4 == first / 4;
+        us[i] = in_block ? block.uniform(at) : PhiloxBlock(seed, particle, at / 4).uniform(at);
     }
 }

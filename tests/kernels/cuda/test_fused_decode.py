@@ -61,12 +61,12 @@ CONFIGS = {
     "rgb, categorical": small("cifar10", height=1, encoding="table", head="categorical"),
 }
 RARE = "given", "rgb, categorical"  # each of whose parts another has
-ALONE = LaunchConfig(cluster=1, rows=8, warps=4, groups=2)
-TWO = LaunchConfig(cluster=1, rows=16, warps=8, groups=1, together=2)
+ALONE = LaunchConfig(cluster=1, rows=8, warps=4, head_groups=2)
+TWO = LaunchConfig(cluster=1, rows=16, warps=8, head_groups=1, states_per_warp=2)
 FOUR = LaunchConfig(cluster=4, rows=8, warps=6)
-SHARED = LaunchConfig(cluster=8, rows=8, warps=8, staged=True)
+SHARED = LaunchConfig(cluster=8, rows=8, warps=8, stage_weights=True)
 ROOM = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # shared memory of a block
-MANY = LaunchConfig(cluster=1, rows=48, warps=4, groups=2, together=3)
+MANY = LaunchConfig(cluster=1, rows=48, warps=4, head_groups=2, states_per_warp=3)
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +132,9 @@ def test_it_draws_what_the_definition_draws(config: ModelConfig, folder: Path) -
         torch.from_numpy(one.bits[shown]), exact.reshape(len(shown), T), rtol=0.03, atol=0.06
     )
     s = decode_config_for(config)
-    steps = T * s.parts - s.first
-    for i in range(steps % s.delay):  # what waits beside the sums
-        key, value = one.waiting[..., i, :, :].float().unbind(-2)
+    steps = T * s.steps_per_pixel - s.first_step
+    for i in range(steps % s.write_interval):  # what waits beside the sums
+        key, value = one.pending[..., i, :, :].float().unbind(-2)
         one.z.add_(key)
         one.kv.add_(key.unsqueeze(-1) * value.unsqueeze(-2))
     for name, found in (("kv", one.kv), ("z", one.z)):
@@ -170,7 +170,7 @@ def test_intensities_keep_more_bits_than_bf16_has(way: LaunchConfig, folder: Pat
     bits, s = exact.reshape(6, -1).numpy(), decode_config_for(config)
     kept, lost = (
         np.abs(draw(network, way, inputs, range(6), folder, [config.pixels], of).bits - bits)
-        for of in (s, replace(s, linear=False))
+        for of in (s, replace(s, linear_encoding=False))
     )
     assert kept.mean() < 0.1 * lost.mean()
 
@@ -246,8 +246,8 @@ def test_memory_is_counted_as_the_kernel_lays_it_out(way: LaunchConfig) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({}, None), ({"dtype": torch.float32}, "in bf16"), ({"heads": 2}, "heads are of 64"),
-        ({"d_model": 96, "heads": 3}, "multiple of 128"), ({"linear": True}, None),
+        ({}, None), ({"dtype": torch.float32}, "in bf16"), ({"heads": 2}, "head size must be 32"),
+        ({"d_model": 96, "heads": 3}, "multiples of 128"), ({"linear_encoding": True}, None),
     ],
 )  # fmt: skip
 def test_which_networks_it_takes(changes: dict[str, Any], reason: str | None) -> None:
@@ -263,7 +263,7 @@ def test_every_preset_that_it_takes_has_a_way_for_few_and_for_many() -> None:
             COMPILED[name], LAUNCH_CONFIGS, capability=(9, 0), shared=ROOM[90]
         )
         assert launch_configs[0].cluster > 1
-        assert launch_configs[0].staged
+        assert launch_configs[0].stage_weights
         assert launch_configs[-1].cluster == 1
         older = supported_configs(
             COMPILED[name], LAUNCH_CONFIGS, capability=(8, 0), shared=ROOM[80]
@@ -277,7 +277,7 @@ def test_every_preset_that_it_takes_has_a_way_for_few_and_for_many() -> None:
     [(1, 7, (1, 2)), (7, 7, (4, 2)), (9, 4, (3, 4)), (60, 7, (8, 8)), (8, 1, (1, 8))],
 )
 def test_rows_are_shared_out_in_pairs(rows: int, at_once: int, shares: tuple[int, int]) -> None:
-    assert FOUR.shares(rows, at_once) == shares
+    assert FOUR.partition(rows, at_once) == shares
 
 
 @pytest.mark.broad
@@ -287,7 +287,7 @@ def test_it_compiles_in_every_way_for_devices_that_are_not_here(arch: int) -> No
     pytest.importorskip("triton")
     ran = subprocess.run(
         [sys.executable, "-m", "scanline.kernels.cuda.compile_gate", "--arch", str(arch),
-         "--match", "layers/(mnist-paper|mnist|cifar10)/"],
+         "--match", "fused_decode/(mnist-paper|mnist|cifar10)/"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -339,7 +339,7 @@ def test_where_there_is_no_compiler_is_told(
 ) -> None:
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
     monkeypatch.setattr(torch.version, "cuda", "99.0")
-    with pytest.raises(CompileError, match=r"libnvrtc\.so\.99 is not found: .*pip install"):
+    with pytest.raises(CompileError, match=r"libnvrtc\.so\.99 not found: .*pip install"):
         compile_source("", "x.cu", {}, (9, 0))
 
 
@@ -350,7 +350,7 @@ def test_builds_of_a_sort_are_told_apart(folder: Path) -> None:
 
 def test_parts_that_warps_are_too_few_for_do_not_wait_in_shared_memory() -> None:
     paper = COMPILED["mnist-paper"]
-    assert LAUNCH_CONFIGS[0].staged
+    assert LAUNCH_CONFIGS[0].stage_weights
     assert LAUNCH_CONFIGS[0].fits(paper)
     assert not LAUNCH_CONFIGS[0].fits(
         replace(paper, d_model=512, heads=16)
@@ -375,11 +375,11 @@ def test_a_way_that_a_device_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch
                 raise DriverError("cuOccupancyMaxActiveClusters: invalid cluster size (912)")
             return self.most if self.cluster < 8 else 0
 
-        def start(self, clusters: int, given: Any) -> None:
+        def launch(self, clusters: int, given: Any) -> None:
             started.append((clusters * self.cluster, given.pixels))
 
     monkeypatch.setattr(
-        fused_decode, "memory_of", lambda *given: memory | {"positions": torch.empty(9)}
+        fused_decode, "kernel_memory", lambda *given: memory | {"positions": torch.empty(9)}
     )
     monkeypatch.setattr(fused_decode, "compile_cached", lambda *given: b"")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -392,7 +392,9 @@ def test_a_way_that_a_device_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch
         if most:
             FusedDecode(s, {}, {}, capability=(9, 0), shared=ROOM[90]).run(3, 28)
         else:
-            with pytest.raises(DriverError, match=r"in any way here: cuOcc.* cluster size"):
+            with pytest.raises(
+                DriverError, match=r"no launch configuration works .*: cuOcc.* cluster size"
+            ):
                 FusedDecode(s, {}, {}, capability=(9, 0), shared=ROOM[90])
     assert started == [(4, 28)]
 
@@ -400,5 +402,5 @@ def test_a_way_that_a_device_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch
 def test_a_device_without_room_for_rows_is_told() -> None:
     s = replace(COMPILED["mnist-paper"], layers=1)
     memory = allocate_weights(s, "cpu"), allocate(s, 1, "cpu")
-    with pytest.raises(DriverError, match="into the 1,000 bytes of shared memory of a block here"):
+    with pytest.raises(DriverError, match="the GPU's 1,000 bytes of shared memory per block"):
         FusedDecode(s, *memory, capability=(9, 0), shared=1000)

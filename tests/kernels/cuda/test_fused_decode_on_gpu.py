@@ -63,7 +63,7 @@ def draw(decoder: TritonDecoder, inputs: InputBatch, calls: tuple[int, ...]) -> 
 def test_it_is_taken_where_nothing_else_is_asked_for(name: str) -> None:
     network = network_for(name)
     assert TritonDecoder(network, 1).variant.endswith(" fused")
-    others: list[dict[str, Any]] = [{"fused": False}, {"graphs": False}, {"delay": 2}]
+    others: list[dict[str, Any]] = [{"fused": False}, {"graphs": False}, {"write_interval": 2}]
     for options in others:
         assert not TritonDecoder(network, 1, **options).variant.endswith(" fused")
 
@@ -123,7 +123,9 @@ def test_it_sees_nearly_what_triton_s_kernels_do(name: str) -> None:
 
 def test_what_it_does_not_take_is_refused() -> None:
     network = random_network(replace(PRESETS["mnist"], height=1, n_heads=2))
-    with pytest.raises(BackendError, match="not one kernel here: its heads are of 64 features"):
+    with pytest.raises(
+        BackendError, match="unavailable for this network: the head size must be 32"
+    ):
         TritonDecoder(network, 1, fused=True)
-    with pytest.raises(ValueError, match="leave them out, or fused"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         TritonDecoder(network, 1, fused=True, graphs=False)
