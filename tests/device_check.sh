@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# All that only a CUDA device can show, in under eight minutes: which ways of starting kernels work,
-# the tests marked gpu, how long the attention takes beside its bytes, and how fast images are drawn
-# and pixels trained on.
+# Checks that need a GPU, in under eight minutes: the launch modes of the kernels, the tests marked gpu,
+# and benchmarks of attention, drawing and training.
 #   [DEADLINE=seconds] [STAGES='tests bench attention'] [MODELS='mnist …'] [SLOTS='1 10000']
 #   tests/device_check.sh [folder for the full log]
-# Needs a python3 ($PYTHON) with a CUDA build of PyTorch, Triton, safetensors, tqdm and pytest, and
-# neither the package installed nor what the service imports; installs nothing. Every figure is printed as
-# it comes, so that what is stopped half-way has told all that it knew.
+# It needs a python3 ($PYTHON) with a CUDA build of PyTorch, Triton, safetensors, tqdm and pytest. The
+# package need not be installed, nor the dependencies of the service. Results are printed as soon as they
+# are known, so that an interrupted run is still useful.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -24,51 +23,51 @@ for one in "${stages[@]}"; do
     case $one in
     tests | bench | attention) ;;
     *)
-        echo "STAGES may name tests, bench and attention, not $one"
+        echo "unknown stage in STAGES: $one (use tests, bench, attention)"
         exit 2
         ;;
     esac
 done
 stages=" ${stages[*]} "
 
-# The package, importable without being installed.
+# Make the package importable without installing it.
 mkdir "$work/scanline"
 ln -s "$PWD/kernels" "$PWD/model" "$PWD/service" "$PWD/weights" "$work/scanline/"
 export PYTHONPATH="$work" PYTHONUNBUFFERED=1
-# What is compared with is torch alone: no build of ours, and none by every process at once.
+# Compare with PyTorch only: without a compiler, no process builds the native decoder.
 export CXX=none
 
-# Pytest's settings without the project's plugins; each of several processes takes its share.
+# Pytest settings without the project's plugins. Each process runs its share of the tests.
 cat >"$work/pytest.ini" <<'INI'
 [pytest]
 markers =
     gpu: needs a CUDA device
-    slow: minutes, not seconds
-    broad: one more of what others test
+    slow: takes minutes
+    broad: further cases of what other tests cover
 faulthandler_timeout = 120
 INI
 cat >"$work/share.py" <<'PYTHON'
 import os
 import pytest
 
-@pytest.hookimpl(trylast=True)  # once -m and -k have chosen
+@pytest.hookimpl(trylast=True)  # after -m and -k have selected
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.name)
     items[:] = items[int(os.environ["SHARE"])::int(os.environ["SHARES"])]
 PYTHON
 
-# stage NAME SECONDS PATTERN COMMAND…: run it, add its lines to the log, show those that match at
-# once.
+# stage NAME SECONDS PATTERN COMMAND…: run a command with a time limit, append its output to the log, and
+# print the lines that match the pattern.
 stage() {
     local name=$1 seconds=$2 pattern=$3 began=$SECONDS code=0
     shift 3
     [ "$seconds" -lt $((deadline - SECONDS)) ] || seconds=$((deadline - SECONDS))
     if [ "$seconds" -lt 5 ]; then
-        printf '%s: no time is left\n' "$name"
+        printf '%s: skipped, the deadline is near\n' "$name"
         failed=1
         return 1
     fi
-    # An interrupt first, on which pytest tells what has failed so far.
+    # Interrupt first, so that pytest reports the failures so far.
     timeout --signal=INT --kill-after=10 "$seconds" "$@" 2>&1 | sed -u "s/^/$name| /" |
         tee -a "$log" | grep --line-buffered -E "$pattern" | sed -u 's/^\(.\{240\}\).*/\1/'
     code=${PIPESTATUS[0]}
@@ -80,37 +79,38 @@ stage() {
     return "$code"
 }
 
-# tests NAME SECONDS WHICH [OPTION…]: run those tests that need a device that WHICH chooses.
+# tests NAME SECONDS EXPRESSION [OPTION…]: run the GPU tests that the -k expression selects.
 tests() {
-    local name=$1 seconds=$2 which=$3
+    local name=$1 seconds=$2 expression=$3
     shift 3
     stage "$name" "$seconds" \
         '\| (FAILED|ERROR) |(FAILED|ERROR) +\[|[0-9]+ (passed|failed|errors?)|collected|Timeout' \
         "$python" -m pytest -c "$work/pytest.ini" --rootdir . -p share -p no:cacheprovider \
-        -m gpu --broad -k "$which" -v --tb=short "$@" tests/model/decoders tests/triton tests/kernels/cuda
+        -m gpu --broad -k "$expression" -v --tb=short "$@" \
+        tests/model/decoders tests/triton tests/kernels/cuda/test_fused_decode_on_gpu.py
 }
 
 stage versions 180 . "$python" -c '
 import sys, torch, triton
 print(torch.__version__, "Triton", triton.__version__)
-if not torch.cuda.is_available(): sys.exit("there is no CUDA device")
+if not torch.cuda.is_available(): sys.exit("no CUDA device")
 print(torch.cuda.get_device_name())'
-if [ $? -eq 1 ]; then  # and not 124: a first import may be slow
-    SHARES=1 SHARE=0 tests collected 60 "" --collect-only  # all that there is to do
+if [ $? -eq 1 ]; then  # 124 is a timeout: a first import may be slow
+    SHARES=1 SHARE=0 tests collected 60 "" --collect-only
     exit 1
 fi
 
 options=()
-stage starts 45 . "$python" -m scanline.model.bench.cuda_launch_modes
-[ $? -ne 3 ] || options=(--plain)  # a server's way does not work, and another may
+stage launch-modes 45 . "$python" -m scanline.model.bench.cuda_launch_modes
+[ $? -ne 3 ] || options=(--plain)  # the server's launch mode fails, but others may work
 
-# Those that take the device's memory, or watch it, come alone.
+# Tests that fill or measure the device's memory run alone.
 alone='stays_flat or 32_bits'
 running=()
 models=()
 [[ $stages != *' bench '* ]] || read -ra models <<<"${MODELS:-mnist-paper cifar10-paper mnist cifar10}"
 [ -z "${SLOTS:-}" ] || options+=(--slots $SLOTS)
-# Meanwhile each benchmark compiles what it will time.
+# Meanwhile, compile the kernels of the benchmarks.
 for model in "${models[@]}"; do
     stage "compile-$model" 200 'Error|not timed' \
         "$python" -m scanline.model.bench.cuda "$model" --repeats 1 --seconds 0.01 "${options[@]}" &
@@ -124,7 +124,7 @@ if [[ $stages == *' tests '* ]]; then
 fi
 for job in "${running[@]}"; do wait "$job" || failed=1; done
 [[ $stages != *' tests '* ]] || SHARES=1 SHARE=0 tests tests-alone 45 "$alone"
-# What matters most comes first: time may run out.
+# The most important stages run first, because time may run out.
 for model in "${models[@]}"; do
     stage "bench-$model" 75 . \
         "$python" -m scanline.model.bench.cuda "$model" --repeats 3 --seconds 0.5 "${options[@]}"

@@ -62,7 +62,7 @@ def test_one_variant_of_every_kernel_compiles() -> None:
         "--arch",
         "80,90,100",
         "--match",
-        f"({cores}) sm_|({others}|layers/mnist-paper/(16 x 8|1 x 80)) sm_90$",
+        f"({cores}) sm_|({others}|fused_decode/mnist-paper/(16 x 8|1 x 80)) sm_90$",
     ]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -75,7 +75,9 @@ def test_one_variant_of_every_kernel_compiles() -> None:
             row = rf"^(attention_)?{kernel}/.* {arch} +\d+ +\d+ +0 +\d+\.\d$"
             assert re.search(row, ran.stdout, re.M), (kernel, arch)
     for rows in ("16 x 8", "1 x 80"):
-        assert re.search(rf"^layers/mnist-paper/{rows} +90 +\d+ +\d+ ", ran.stdout, re.M), rows
+        assert re.search(rf"^fused_decode/mnist-paper/{rows} +90 +\d+ +\d+ ", ran.stdout, re.M), (
+            rows
+        )
     verdict = r"\d+ of \d+ variants for sm_80, sm_90, sm_100, .*: all passed"
     assert re.search(verdict, ran.stdout)
 
