@@ -15,5 +15,5 @@ def test_compares_the_ways_to_compute_a_step() -> None:
     assert all(timing.images_a_second > 0 for timing in report.timings)
     assert all(timing.peak_share is not None for timing in report.timings)
     assert "× plain torch; the short convolution takes" in lines[-1]
-    with pytest.raises(ValueError, match="no preset 'mnits'"):
+    with pytest.raises(ValueError, match="unknown preset 'mnits'"):
         run_training_bench(["mnits"], 1, 1, lines.append)
