@@ -43,7 +43,8 @@ inline int fastest_team_size(int max_threads, const Network& network, const Arra
     const double once = std::max(seconds(1, 1), 1e-9);
     const int passes = std::clamp(static_cast<int>(TRIAL_SECONDS / once), 1, MAX_TRIAL_PASSES);
     std::vector<double> fastest(sizes.size(), std::numeric_limits<double>::infinity());
-    for (int trial = 0; trial < TRIALS; ++trial)  // interleaved, so that all see the same background load
+    // Sizes are interleaved, so that all are measured under the same background load.
+    for (int trial = 0; trial < TRIALS; ++trial)
         for (size_t i = 0; i < sizes.size(); ++i)
             fastest[i] = std::min(fastest[i], seconds(sizes[i], passes));
     std::fill_n(states, network.sizes().slot_state, 0.0f);

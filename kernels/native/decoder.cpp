@@ -31,8 +31,8 @@ scanline::Decoder* scanline_open(const Config* config, const Weights* weights, c
     try {
         return new scanline::Decoder(*config, *weights, *arrays);
     } catch (const std::system_error&) {
-        std::snprintf(error, static_cast<size_t>(size), "%d threads cannot be started: use fewer threads",
-                      config->threads);
+        std::snprintf(error, static_cast<size_t>(size),
+                      "%d threads cannot be started: use fewer threads", config->threads);
     } catch (const std::bad_alloc&) {
         std::snprintf(error, static_cast<size_t>(size), "not enough memory: use fewer slots");
     } catch (const std::exception& other) {

@@ -12,7 +12,7 @@ constexpr int VALUES = 256;
 constexpr int MIXTURES = 10, PADDED_MIXTURES = 16;  // components, and the same padded to whole vectors
 constexpr int MAX_CHANNELS = 3, MAX_PAIRS = 3;
 constexpr float MIN_LOG_SCALE = -7.0f;
-constexpr float MIN_WARM_LOG_SCALE = -9.5f;  // after applying temperature: all mass is in one bin already
+constexpr float MIN_WARM_LOG_SCALE = -9.5f;  // with temperature applied: all mass is in one bin
 constexpr float MIN_LOG_PROB = -1e4f;  // floor, so that guidance never subtracts infinities
 constexpr float MIN_EXACT_LOG_PROB = -60.0f;  // e^x is still accurate in float32
 constexpr float LN2 = 0.693147180559945309f;
@@ -35,7 +35,8 @@ inline void softmax_weights(const float* x, int size, float temperature, float* 
     Vec top = load(x);
     for (int i = LANES; i < size; i += LANES) top = max(top, load(x + i));
     const float maximum = horizontal_max(top);
-    for (int i = 0; i < size; i += LANES) store(weights + i, exp((load(x + i) - maximum) / temperature));
+    for (int i = 0; i < size; i += LANES)
+        store(weights + i, exp((load(x + i) - maximum) / temperature));
 }
 
 // Return the first index whose cumulative weight exceeds u × total, or the last index with weight if
@@ -104,7 +105,8 @@ inline Vec logistic_log_prob(float value, Vec means, Vec log_scales) {
     if (value < -0.999f) return -softplus(inverse * (centred + 1.0f / 255.0f) * -1.0f);
     if (value > 0.999f) return -softplus(inverse * (centred - 1.0f / 255.0f));
     const Bin bin(centred, inverse);
-    return log(bin.sinh_ratio / (bin.upper * bin.lower)) - bin.away - log_scales - 5.54126355f;  // ln 255
+    constexpr float LN255 = 5.54126355f;
+    return log(bin.sinh_ratio / (bin.upper * bin.lower)) - bin.away - log_scales - LN255;
 }
 
 // A mixture head's parameters, padded to whole vectors.

@@ -132,7 +132,8 @@ ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
         sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm512_madd_epi16((__m512i)weights, (__m512i)a));
 #elif defined(__AVX2__)
         const __m256i products = _mm256_madd_epi16((__m256i)weights, (__m256i)a);
-        asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));  // keeps the sum in its register, see below
+        // Inline assembly keeps the sum in its register, see below.
+        asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));
 #elif defined(__SSE2__)
         sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm_madd_epi16((__m128i)weights, (__m128i)a));
 #else
@@ -202,7 +203,7 @@ public:
     // Convert complete rows of `inputs` values for `multiply`. Integer formats are quantized into
     // `output`, which may be the same memory; other formats return `rows` unchanged.
     const std::byte* finish(const std::byte* rows, size_t stride, int count, int inputs,
-                              std::byte* output) const {
+                            std::byte* output) const {
         if (!is_integer(format_)) return rows;
         const bool planes = format_ == Format::INT16 && uses_tiles(format_, count);
         for (int r = 0; r < count; ++r)

@@ -61,7 +61,8 @@ inline void prefetch_panel(const std::byte* next, size_t bytes) {
 template <Format F, int R, int P>
 void multiply(const std::byte* input, size_t stride, int, const std::byte* panel, size_t panel_bytes,
               int inputs, float* tile) {
-    constexpr size_t VEC_BYTES = LANES * GROUP_SIZE<F> * weight_bytes(F), BYTES = PANEL_VECS * VEC_BYTES;
+    constexpr size_t VEC_BYTES = LANES * GROUP_SIZE<F> * weight_bytes(F);
+    constexpr size_t BYTES = PANEL_VECS * VEC_BYTES;
     Vec sums[R][P][PANEL_VECS];
     const auto each_sum = [&](auto f) ALWAYS_INLINE {
         unroll<R>([&](auto r) ALWAYS_INLINE {
@@ -190,7 +191,8 @@ public:
                     const VecInt offsets =
                         *reinterpret_cast<const VecInt*>(offset_sums_.get() + column);
                     const float* sums = tile + c * LANES;
-                    for (int row = block_rows.begin; row < block_rows.end; ++row, sums += done * PANEL) {
+                    for (int row = block_rows.begin; row < block_rows.end;
+                         ++row, sums += done * PANEL) {
                         if (!integers) {
                             emit(row, column, load(sums) + bias);
                             continue;

@@ -301,7 +301,8 @@ private:
                 const bool outside = step < distance || (tap % 3 != 0 && tap < 3 && column < stride) ||
                                      (tap == 4 && column >= columns - stride);
                 if (outside) taps[tap] = nullptr;
-                else if (before >= 0 && rows[before].slot == rows[r].slot) taps[tap] = own + before * wide;
+                else if (before >= 0 && rows[before].slot == rows[r].slot)
+                    taps[tap] = own + before * wide;
                 else taps[tap] = ring + (step - distance) % sizes_.ring * wide;
             }
             std::byte* const input = buffers.input.get() + r * format.stride(wide);
@@ -319,7 +320,7 @@ private:
         for (int r = 0; r < count; ++r)
             for (int i = 0; i < sizes_.wide; i += LANES)
                 format_.store_vector(buffers.input.get() + r * format_.stride(sizes_.wide), i,
-                            load(buffers.x.get() + r * sizes_.wide + i));
+                                     load(buffers.x.get() + r * sizes_.wide + i));
     }
 
     const Config config_;

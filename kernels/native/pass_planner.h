@@ -15,8 +15,8 @@ class PassPlanner {
 public:
     // Plan for the images in `slots`, each until its pixel in `ends`, with up to `lookahead` rows per
     // image and pass. With `twins`, a slot's twin follows it in `slots`. `predictor` may be null.
-    PassPlanner(const Config& config, const Arrays& arrays, const int* slots, const int* ends, int count,
-            bool twins, int lookahead, ValuePredictor* predictor)
+    PassPlanner(const Config& config, const Arrays& arrays, const int* slots, const int* ends,
+                int count, bool twins, int lookahead, ValuePredictor* predictor)
         : config_(config), arrays_(arrays), pixels_(config.height * config.width),
           steps_per_pixel_(steps_per_pixel(config)), lookahead_(lookahead), predictor_(predictor) {
         for (int i = 0; i < count; ++i) {

@@ -50,7 +50,8 @@ public:
         if (members_ == 1) return;
         const uint32_t phase = phase_.load(std::memory_order_relaxed);
         if (arrive(index)) {
-            phase_.store(phase + 1);  // sequentially consistent, so that a thread about to sleep sees it
+            // Sequentially consistent, so that a thread about to sleep sees it.
+            phase_.store(phase + 1);
             phase_.notify_all();
         } else {
             if (wait_until_changed(phase_, phase)) sleeps_.fetch_add(1, std::memory_order_relaxed);

@@ -55,7 +55,7 @@ public:
     }
 
     HeadAttention(const AttentionSizes& sizes, const AttentionArrays<T>& arrays, int64_t image,
-             int64_t head, float* memory)
+                  int64_t head, float* memory)
         : sizes_(sizes), arrays_(arrays), image_(image), head_(head), width_(sizes.heads * K),
           state_(memory), transposed_(memory + K * K), grad_denominators_(memory + 2 * K * K) {}
 

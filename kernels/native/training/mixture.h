@@ -36,7 +36,7 @@ inline void logistic_gradients(float value, Vec means, Vec log_scales, Vec& grad
 
 // Return the negative log-likelihood in nats and write its gradient with respect to all parameters.
 inline float mixture_nll(const float* parameters, const uint8_t* values, int channels,
-                          float* gradient) {
+                         float* gradient) {
     Mixture mixture;
     parse_mixture(parameters, channels, mixture);
     alignas(64) float means[MAX_CHANNELS][PADDED_MIXTURES], grad_mean[MAX_CHANNELS][PADDED_MIXTURES];

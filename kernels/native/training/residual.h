@@ -47,14 +47,14 @@ public:
         for (int64_t r = sizes_.convolved && first > 0 ? first - 1 : first; r < last; ++r) {
             const int64_t t = r * sizes_.columns, start = first_ + t * D_;
             const int64_t count = std::min(sizes_.columns, sizes_.positions - t);
-            float* const current = rows + r % 2 * row_;  // normalised; the other half holds the row above
+            float* const current = rows + r % 2 * row_;  // normalised; the other half: the row above
             for (int64_t c = 0; c < count; ++c) {
                 const int64_t index = start + c * D_;
                 float* const total = r < first ? current + c * D_ : sum + index;
                 if (added)
                     for (int64_t d = 0; d < D_; d += LANES)
                         store_row(total + d, load_row(x + index + d) + load_row(bias + d) +
-                                                 load_row(added + index + d));
+                                  load_row(added + index + d));
                 const float* const from = added ? total : x + index;
                 const Moments moments = moments_of(from);
                 const auto put = [&](auto* to) {
@@ -81,10 +81,11 @@ public:
         float *const normal = rows + 2 * row_, *const grad_rows = rows + 3 * row_;
         ImageRow<float> above;
         for (int64_t t = 0, r = 0; t < sizes_.positions; t += sizes_.columns, ++r) {
-            const int64_t count = std::min(sizes_.columns, sizes_.positions - t), start = first_ + t * D_;
+            const int64_t start = first_ + t * D_;
+            const int64_t count = std::min(sizes_.columns, sizes_.positions - t);
             const int64_t below = std::min(sizes_.columns, sizes_.positions - t - count);
             const ImageRow<T> grad_here{grad_y + start, count};
-            float* const current = rows + r % 2 * row_;  // normalised; the other half holds the row above
+            float* const current = rows + r % 2 * row_;  // normalised; the other half: the row above
             if (sizes_.convolved) {
                 const ImageRow<T> grad_below{grad_y + start + count * D_, below};
                 convolve_row<-1>(grad_here, grad_below, D_, sizes_.stride, conv_weight, grad_rows);

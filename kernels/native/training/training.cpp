@@ -89,7 +89,7 @@ int dispatch_head_size(int bf16, int64_t head_size, const Work& work) {
 // images than threads.
 template <int N, typename T, typename Work>
 void for_each_head_group(void* pool, const AttentionSizes& sizes, const AttentionArrays<T>& arrays,
-            const Work& work) {
+                         const Work& work) {
     using Group = HeadGroup<N, T>;
     const bool few = sizes.images < static_cast<ThreadPool*>(pool)->size();
     const int64_t group_size = few ? 1 : std::min<int64_t>(sizes.heads, Group::MAX_HEADS);
@@ -209,7 +209,7 @@ SCANLINE_API int bias_gelu_forward(void* pool, int64_t rows, int64_t features, i
         using T = decltype(element);
         parallel_for_blocks(pool, rows, block, [&](int64_t, int64_t first, int64_t count) {
             bias_gelu_rows(static_cast<const T*>(x) + first * features, bias, count, features,
-                      static_cast<T*>(y) + first * features);
+                           static_cast<T*>(y) + first * features);
         });
     });
 }
@@ -222,20 +222,21 @@ SCANLINE_API int bias_gelu_backward(void* pool, int64_t rows, int64_t features, 
         using T = decltype(element);
         parallel_for_blocks(pool, rows, block, [&](int64_t i, int64_t first, int64_t count) {
             bias_gelu_backward_rows(static_cast<const T*>(grad) + first * features,
-                           static_cast<const T*>(x) + first * features, bias, count, features,
-                           static_cast<T*>(grad_x) + first * features, block_grads + i * features);
+                                    static_cast<const T*>(x) + first * features, bias, count, features,
+                                    static_cast<T*>(grad_x) + first * features,
+                                    block_grads + i * features);
         });
     });
 }
 
 // `parameters, gradient: [P, size]`, `values: [P, channels]`, `nats: [P]`.
 SCANLINE_API int mixture_nll(void* pool, int64_t pixels, int64_t block, int channels, int64_t size,
-                              const float* parameters, const uint8_t* values, float* nats,
-                              float* gradient) {
+                             const float* parameters, const uint8_t* values, float* nats,
+                             float* gradient) {
     parallel_for_blocks(pool, pixels, block, [&](int64_t, int64_t first, int64_t count) {
         for (int64_t i = first; i < first + count; ++i)
             nats[i] = scanline::mixture_nll(parameters + i * size, values + i * channels, channels,
-                                             gradient + i * size);
+                                            gradient + i * size);
     });
     return 0;
 }
@@ -259,7 +260,7 @@ SCANLINE_API int categorical_backward(void* pool, int64_t pixels, int64_t block,
     parallel_for_blocks(pool, pixels, block, [&](int64_t, int64_t first, int64_t count) {
         for (int64_t i = first; i < first + count; ++i)
             categorical_gradient(logits + i * VALUES, values[i], sums[i], grad[i],
-                               gradient + i * VALUES);
+                                 gradient + i * VALUES);
     });
     return 0;
 }
@@ -267,11 +268,12 @@ SCANLINE_API int categorical_backward(void* pool, int64_t pixels, int64_t block,
 // Gradient of summed table rows. `grad: [N, D]`, `ids: [N, ids_per_sum]`, `gradient: [rows, D]`, zeroed
 // by the caller. Each thread owns some rows of the table and adds in the order of N.
 SCANLINE_API int embedding_sum_backward(void* pool, int64_t count, int64_t ids_per_sum, int64_t rows,
-                                      int64_t features, const float* grad, const int64_t* ids,
-                                      float* gradient) {
+                                        int64_t features, const float* grad, const int64_t* ids,
+                                        float* gradient) {
     const int64_t threads = static_cast<ThreadPool*>(pool)->size();
     const int64_t blocks = threads == 1 ? 1 : 4 * threads;  // each reads all ids
-    parallel_for_blocks(pool, rows, (rows + blocks - 1) / blocks, [&](int64_t, int64_t first, int64_t own) {
+    const int64_t block = (rows + blocks - 1) / blocks;
+    parallel_for_blocks(pool, rows, block, [&](int64_t, int64_t first, int64_t own) {
         for (int64_t n = 0; n < count; ++n)
             for (int64_t p = 0; p < ids_per_sum; ++p) {
                 const int64_t row = ids[n * ids_per_sum + p];

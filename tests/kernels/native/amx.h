@@ -34,8 +34,8 @@ inline void store_tile(int tile, void* place, size_t stride) {
                     configured.line_bytes[tile]);
 }
 
-// Add to `sums` the products of the bytes of `left`, row by row, with those of `right` in groups of four,
-// modulo 2^32. Like the CPU, end the process if the shapes do not match.
+// Add to `sums` the products of the bytes of `left`, row by row, with those of `right` in groups of
+// four, modulo 2^32. Like the CPU, end the process if the shapes do not match.
 template <typename Left, typename Right>
 inline void add_products(int sums, int left, int right) {
     const int inputs = configured.line_bytes[left] / 4, outputs = configured.line_bytes[right] / 4;
