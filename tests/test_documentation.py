@@ -1,4 +1,4 @@
-"""What the documents tell a reader to type works as it stands there, with the shipped weights."""
+"""Examples, options, links and figures of the documentation are correct."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ADDRESS = "http://127.0.0.1:8000"
 
 
 def blocks(language: str, heading: str, page: str = README) -> list[str]:
-    """Give the code blocks of a language below a heading, up to the next heading."""
+    """Return the code blocks of a language in the section below a heading."""
     section = page.split(f"\n{heading}\n")[1]
     section = re.split(r"^#{2,3} ", section, maxsplit=1, flags=re.MULTILINE)[0]
     return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
@@ -70,24 +70,24 @@ def test_curl(server: str, tmp_path: Path) -> None:
         assert len(archive.namelist()) == 4
     assert (
         output.count('"seed"') == 8 + 2
-    )  # eight sevens; the one streamed is told at its start and its end
+    )  # eight sevens, and a stream with one image in two events
     assert "event: completed" in output
     assert '"object":"list"' in output
 
 
 def test_python(server: str, tmp_path: Path) -> None:
-    (stock,) = blocks("python", "### With OpenAI's client")
-    run([sys.executable, "-c", stock.replace(ADDRESS, server)], tmp_path)
+    (openai_example,) = blocks("python", "### With OpenAI's client")
+    run([sys.executable, "-c", openai_example.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "openai-1.png") == (280, 280)
-    (plain,) = blocks("python", "### From Python", PAGES["docs/api.md"])
+    (httpx_example,) = blocks("python", "### From Python", PAGES["docs/api.md"])
     (stream,) = blocks("python", "## Streams", PAGES["docs/api.md"])
-    (many,) = blocks("python", "## Concurrent requests", PAGES["docs/api.md"])
-    run([sys.executable, "-c", plain.replace(ADDRESS, server)], tmp_path)
+    (concurrent,) = blocks("python", "## Concurrent requests", PAGES["docs/api.md"])
+    run([sys.executable, "-c", httpx_example.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "four-ways.png") == (2 * 30 - 2, 2 * 30 - 2)
     lines = run([sys.executable, "-c", stream.replace(ADDRESS, server)], tmp_path).splitlines()
     assert lines[0].startswith("started")
     assert lines[-1].startswith("completed")
-    run([sys.executable, "-c", many.replace(ADDRESS, server)], tmp_path)
+    run([sys.executable, "-c", concurrent.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "digit-9.png") == (28, 28)
 
 
@@ -110,14 +110,14 @@ def test_in_python_without_a_server(tmp_path: Path) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Every `scanline` command of the guides, as words."""
+    """Return every `scanline` command of the documentation, as words."""
     text = "\n".join(PAGES.values())
     found = re.findall(r"^\.venv/bin/scanline (.*?)(?:\s+#.*)?$", text, re.MULTILINE)
     return [shlex.split(line) for line in found]
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_options_exist(words: list[str]) -> None:
+def test_options_of_commands_exist(words: list[str]) -> None:
     group = get_command(app)
     command = group.commands[words[0]]  # type: ignore[attr-defined]
     if hasattr(command, "commands"):
@@ -126,7 +126,7 @@ def test_options_exist(words: list[str]) -> None:
     assert {word for word in words[1:] if word.startswith("-")} <= known
 
 
-def test_a_deeper_network_is_deeper_than_what_it_begins_with() -> None:
+def test_deeper_networks_have_more_layers_than_their_start() -> None:
     deeper = [dict(itertools.pairwise(words)) for words in commands() if "--layers" in words]
     assert deeper
     for given in deeper:
@@ -135,7 +135,7 @@ def test_a_deeper_network_is_deeper_than_what_it_begins_with() -> None:
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_the_figures_of_the_shipped_weights_are_what_they_hold(name: str) -> None:
+def test_figures_of_the_shipped_weights(name: str) -> None:
     facts = load_checkpoint(SHIPPED_WEIGHTS / f"{name}.safetensors").facts
     plain, labelled = (
         "{bits_per_dim:.4f} ± {standard_error:.4f}".format_map(facts[key])
@@ -161,14 +161,14 @@ def test_the_figures_of_the_shipped_weights_are_what_they_hold(name: str) -> Non
         assert f"| {share} % |" in README
 
 
-def test_settings_are_all_told() -> None:
+def test_all_settings_are_documented() -> None:
     from scanline.service.settings import Settings
 
     for name in Settings.model_fields:
         assert f"`{name.upper()}`" in PAGES["docs/operations.md"], name
 
 
-def test_codes_of_errors_and_names_of_metrics_are_all_told() -> None:
+def test_all_error_codes_and_metrics_are_documented() -> None:
     files = [*(ROOT / "service").rglob("*.py"), ROOT / "model" / "sampling.py"]
     source = "".join(path.read_text() for path in files)
     codes = set(re.findall(r'\bcode="(\w+)"', source))
@@ -184,7 +184,7 @@ def test_codes_of_errors_and_names_of_metrics_are_all_told() -> None:
     assert {name for name in metrics if f"`{name}`" not in PAGES["docs/operations.md"]} == set()
 
 
-def test_the_make_targets_are_there() -> None:
+def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
@@ -196,7 +196,7 @@ def test_the_make_targets_are_there() -> None:
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("weights/*.md")],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_the_files_and_headings_that_a_page_names_are_there(page: Path) -> None:
+def test_named_files_and_headings_exist(page: Path) -> None:
     text = page.read_text()
     named = set(re.findall(r"`((?:service|model|kernels|tests|weights)/[\w./-]*)`", text))
     assert {name for name in named if not (ROOT / name).exists()} <= {"weights/paper.safetensors"}

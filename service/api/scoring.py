@@ -54,7 +54,7 @@ async def score(
 
     canvases: list[NDArray[np.uint8]] = []
     parts: list[NDArray[np.float32]] = []
-    at_once = max(1, STEPS_PER_CALL // config.steps)
+    batch = max(1, STEPS_PER_CALL // config.steps)
     async with watch_client(request) as client:
         for number, upload in enumerate(form.image):
             try:
@@ -64,9 +64,9 @@ async def score(
                 if len(form.image) == 1:
                     raise
                 raise ImageError(f"image {number}: {error}") from None
-        for first in range(0, len(canvases), at_once):
-            some = np.stack(canvases[first : first + at_once])
-            measure = (pixel_bits, loaded.checkpoint.model, some, label)
+        for first in range(0, len(canvases), batch):
+            stacked = np.stack(canvases[first : first + batch])
+            measure = (pixel_bits, loaded.checkpoint.model, stacked, label)
             parts.append(await app_state.score_pool.run(client, *measure))
         bits = np.concatenate(parts)
         return await app_state.encode_pool.run(client, _scores, loaded.engine, bits, form.per_pixel)

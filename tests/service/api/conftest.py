@@ -1,4 +1,4 @@
-"""Servers that tests of the API share."""
+"""Servers that the API tests share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shared() -> Iterator[LiveServer]:
 
 @pytest.fixture
 def api(shared: LiveServer) -> Iterator[LiveServer]:
-    """Give the shared server, and check afterwards that it serves and holds nothing."""
+    """Yield the shared server, and check afterwards that it is idle and still draws."""
     yield shared
     until(lambda: idle(shared.app_state), "an idle server")
     assert shared.samples(n=1, seed=0).status_code == 200

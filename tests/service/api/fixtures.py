@@ -1,4 +1,4 @@
-"""A server in this process and its client, and what they should have drawn."""
+"""Server in the test process with a client, and reference results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONFIGS = {"grey": GREY, "colour": COLOUR}
 
 @dataclass(frozen=True)
 class LiveServer:
-    """A server in this process, and a client of it."""
+    """Server in the test process, with a client."""
 
     app_state: AppState
     client: httpx.Client
@@ -63,7 +63,7 @@ def serve(fields: dict[str, Any] | None = None, **decoders: Any) -> Iterator[Liv
 
 
 class StepwiseDecoder(FakeDecoder):
-    """Draws one pixel of each image for every permit, all of them once it is open."""
+    """Decoder that draws one pixel of each image per permit, and everything once opened."""
 
     def __init__(self) -> None:
         super().__init__(GREY, 4)
@@ -101,7 +101,7 @@ def values(image: dict[str, Any], config: ModelConfig) -> NDArray[np.uint8]:
 
 
 def draw_reference(config: ModelConfig, spec: GenerationSpec, index: int) -> NDArray[np.uint8]:
-    """Draw one image with a decoder and no engine."""
+    """Draw one image with a reference decoder, without an engine."""
     decoder = ReferenceDecoder(tiny_model(config), 1)
     inputs = InputBatch.empty(config, 1)
     inputs.seed[0] = image_seed(spec.seed, index)

@@ -1,4 +1,4 @@
-"""Around the routes: keys, origins, ids, metrics, models, documentation."""
+"""API keys, CORS, request ids, metrics, the list of models, and the documentation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.sse_client import parse_sse
 
 
 @pytest.mark.parametrize("prefix", ["", "/pictures"])
-def test_an_api_key_guards_v1_below_a_prefix_too(prefix: str) -> None:
-    """As where the service is mounted in another application, or behind a proxy's path."""
+def test_api_key_protects_v1_below_a_prefix(prefix: str) -> None:
+    """The service may be mounted in another application, or behind a proxy's path."""
     app = FastAPI()
     app.get("/v1/models")(lambda: "models")
     app.get("/livez")(lambda: "alive")
@@ -46,7 +46,7 @@ def test_an_api_key_guards_v1_below_a_prefix_too(prefix: str) -> None:
     asyncio.run(ask())
 
 
-def test_behind_a_proxy_that_takes_its_path_away_links_lead_back_to_it(
+def test_links_contain_the_root_path_that_a_proxy_strips(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for api in serve({"root_path": "/our/pictures/", "api_key": "secret"}):
@@ -61,7 +61,7 @@ def test_behind_a_proxy_that_takes_its_path_away_links_lead_back_to_it(
             assert api.client.get("/livez").status_code == 200
             until(lambda: [r for r in caplog.records if "/livez" in r.getMessage()])
         quiet = {r.levelno for r in caplog.records if "/livez" in r.getMessage()}
-        assert quiet == {logging.DEBUG}  # as probes are without a proxy
+        assert quiet == {logging.DEBUG}  # probes are logged at this level without a proxy, too
         docs = api.client.get("/docs").text
         for place in re.findall(r"""(?:href|src)="(.*?)"|url: '(.*?)'""", docs):
             (address,) = filter(None, place)
@@ -71,7 +71,7 @@ def test_behind_a_proxy_that_takes_its_path_away_links_lead_back_to_it(
         assert servers == [{"url": "/our/pictures"}]
 
 
-def test_an_api_key_guards_v1_and_nothing_else() -> None:
+def test_api_key_protects_v1_only() -> None:
     for api in serve({"api_key": "clé-secrète"}):
         paths = [("POST", "/v1/samples"), ("GET", "/v1/models"), ("GET", "/v1/generations/x")]
         wrong: list[dict[str, str | bytes]] = [
@@ -95,7 +95,7 @@ def test_an_api_key_guards_v1_and_nothing_else() -> None:
             assert api.client.get(path).status_code == 200
 
 
-def test_cross_origin_calls_are_for_the_origins_named() -> None:
+def test_cors_allows_the_configured_origins_only() -> None:
     for api in serve({"cors_origins": "https://a.example, https://b.example"}):
         ask = {"Origin": "https://b.example", "Access-Control-Request-Method": "POST",
                "Access-Control-Request-Headers": "authorization,content-type"}  # fmt: skip
@@ -105,7 +105,9 @@ def test_cross_origin_calls_are_for_the_origins_named() -> None:
         assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
         refused = api.client.options("/v1/samples", headers=ask | {"Origin": "https://c.example"})
         assert "access-control-allow-origin" not in refused.headers
-        assert "Origin" in refused.headers["vary"]  # or a cache would refuse others by it
+        assert (
+            "Origin" in refused.headers["vary"]
+        )  # or a cache would serve this refusal to other origins
         assert "SCANLINE_CORS_ORIGINS" in check_error(refused, 400, "cors_refused")
         for origin, there in (("https://a.example", True), ("https://c.example", False)):
             reply = api.client.post("/v1/samples", json={}, headers={"Origin": origin})
@@ -119,12 +121,12 @@ def test_cross_origin_calls_are_for_the_origins_named() -> None:
             assert name in exposed
 
 
-def test_without_the_setting_no_origin_is_allowed(api: LiveServer) -> None:
+def test_cors_is_off_by_default(api: LiveServer) -> None:
     reply = api.client.get("/v1/models", headers={"Origin": "https://a.example"})
     assert "access-control-allow-origin" not in reply.headers
 
 
-def test_every_reply_has_an_id_the_callers_if_it_is_a_plain_one(api: LiveServer) -> None:
+def test_every_reply_has_a_request_id(api: LiveServer) -> None:
     for path in ("/livez", "/v1/models", "/v1/nothing", "/", "/metrics"):
         one, other = (api.client.get(path).headers["x-request-id"] for _ in range(2))
         assert one != other
@@ -145,7 +147,7 @@ def test_a_path_cannot_forge_a_log_line(api: LiveServer, caplog: pytest.LogCaptu
     assert "\x1b" not in line
 
 
-def test_metrics_say_what_happened_with_bounded_labels() -> None:
+def test_metrics_count_requests_with_a_bounded_number_of_labels() -> None:
     for api in serve():
         api.samples(n=3, model="grey")
         parse_sse(api.samples(n=1, model="grey", stream=True).content)
@@ -165,7 +167,7 @@ def test_metrics_say_what_happened_with_bounded_labels() -> None:
             'scanline_first_pixel_seconds_count{model="grey"} 2.0',
             'scanline_running_images{model="grey"} 0.0',
             'scanline_waiting_images{model="colour"} 0.0',
-            'scanline_slots{model="grey"} 16.0',  # 8 of them for small requests alone
+            'scanline_slots{model="grey"} 16.0',  # 8 of them reserved for small requests
             'scanline_requests_total{method="POST",route="/v1/samples",status="400"} 1.0',
         ):
             assert line in text, f"{line}\n\n{text}"
@@ -184,7 +186,7 @@ def test_metrics_say_what_happened_with_bounded_labels() -> None:
         assert labels() == before
 
 
-def test_the_list_of_models(api: LiveServer) -> None:
+def test_list_models(api: LiveServer) -> None:
     body = api.client.get("/v1/models").json()
     assert body["object"] == "list"
     assert [m["id"] for m in body["data"]] == ["grey", "colour"]
@@ -206,7 +208,7 @@ def test_the_list_of_models(api: LiveServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "figure"),
+    ("facts", "bits_per_dim"),
     [
         ({}, None),
         ({"validation": []}, None),
@@ -216,20 +218,20 @@ def test_the_list_of_models(api: LiveServer) -> None:
     ],
     ids=["nothing", "none yet", "the last validation", "the test above it", "without a label"],
 )
-def test_the_figure_of_a_model(facts: dict[str, Any], figure: float | None) -> None:
+def test_bits_per_dim_of_a_model(facts: dict[str, Any], bits_per_dim: float | None) -> None:
     app_state = AppState(settings())
     app = create_app(app_state, lambda: app_state.open([Checkpoint("grey", tiny_model(), facts)]))
     with listening(app, lambda: app_state.ready) as url:
-        assert httpx.get(f"{url}/v1/models/grey", timeout=60).json()["bits_per_dim"] == figure
+        assert httpx.get(f"{url}/v1/models/grey", timeout=60).json()["bits_per_dim"] == bits_per_dim
 
 
-def test_the_documentation_describes_what_there_is(api: LiveServer) -> None:
+def test_documentation_describes_every_route(api: LiveServer) -> None:
     page = api.client.get("/docs")
     assert page.status_code == 200
     assert "swagger" in page.text.lower()
     parts = re.findall(r'(?:href|src)="([^"]+)"', page.text)
     assert len(parts) == 3
-    for part in parts:  # nothing from elsewhere: it works without a network
+    for part in parts:  # served locally, so that it works without a network
         assert api.client.get(part).status_code == 200, part
     schema = api.client.get("/openapi.json").json()
     assert schema["openapi"].startswith("3.")
@@ -246,7 +248,7 @@ def test_the_documentation_describes_what_there_is(api: LiveServer) -> None:
     seen: set[str] = set()
 
     def follow(part: object) -> None:
-        """Check that every reference leads somewhere."""
+        """Check that every reference resolves."""
         if isinstance(part, dict):
             if isinstance(reference := part.get("$ref"), str):
                 seen.add(reference)
@@ -282,7 +284,7 @@ def test_the_documentation_describes_what_there_is(api: LiveServer) -> None:
     assert set(example) <= set(schema["components"]["schemas"]["SampleRequest"]["properties"])
 
 
-def test_the_page_is_served(api: LiveServer) -> None:
+def test_page_is_served(api: LiveServer) -> None:
     page = api.client.get("/")
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")

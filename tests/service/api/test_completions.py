@@ -1,4 +1,4 @@
-"""What ``POST /v1/completions`` answers, and what it reads."""
+"""``POST /v1/completions``: uploads and replies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.service.fixtures import (
 
 @pytest.mark.parametrize("model", CONFIGS)
 @pytest.mark.parametrize("how", ["rows", "mask", "transparent"])
-def test_a_completion_keeps_every_known_pixel(api: LiveServer, model: str, how: str) -> None:
+def test_completions_keep_every_known_pixel(api: LiveServer, model: str, how: str) -> None:
     config = CONFIGS[model]
     picture = random_picture(config, 4)
     original = np.asarray(picture).reshape(config.pixels, config.channels)
     known = np.arange(config.pixels) < 2 * config.width
-    if how != "rows":  # in the middle too
+    if how != "rows":  # also in the middle
         known = known ^ (np.arange(config.pixels) % 4 == 1)
     alpha = Picture.fromarray((known * 255).astype(np.uint8).reshape(config.height, config.width))
     body: dict[str, Any] = {"model": model, "n": 4, "seed": 6}
@@ -48,7 +48,7 @@ def test_a_completion_keeps_every_known_pixel(api: LiveServer, model: str, how: 
 
 
 @pytest.mark.parametrize("model", CONFIGS)
-def test_completions_come_as_an_array_too(api: LiveServer, model: str) -> None:
+def test_completions_as_a_numpy_array(api: LiveServer, model: str) -> None:
     config = CONFIGS[model]
     body: dict[str, Any] = {"model": model, "n": 3, "seed": 6, "known_rows": 2}
     picture = encode(random_picture(config, 4))
@@ -65,7 +65,7 @@ def test_completions_come_as_an_array_too(api: LiveServer, model: str) -> None:
     )
 
 
-def test_what_is_cut_off_keeps_every_known_pixel() -> None:
+def test_cancelled_images_keep_every_known_pixel() -> None:
     canvas = np.arange(100, 100 + GREY.pixels, dtype=np.uint8)[:, None]
     known = np.arange(GREY.pixels) % 3 != 1
     generation = Generation("it", GREY, GenerationSpec(n=2, seed=0, canvas=canvas, known=known))
@@ -80,7 +80,7 @@ def test_what_is_cut_off_keeps_every_known_pixel() -> None:
     np.testing.assert_array_equal(first.read(0, GREY.pixels), expected)
 
 
-def test_known_rows_0_is_a_sample(api: LiveServer) -> None:
+def test_known_rows_0_draws_the_same_as_a_sample(api: LiveServer) -> None:
     completed = api.complete(encode(random_picture()), known_rows=0, seed=3, label="one").json()
     sampled = api.samples(seed=3, label=1).json()
     assert completed["images"][0]["png"] == sampled["images"][0]["png"]
@@ -88,7 +88,7 @@ def test_known_rows_0_is_a_sample(api: LiveServer) -> None:
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM"])
 @pytest.mark.parametrize("model", CONFIGS)
-def test_each_format_is_read_whatever_the_colours(api: LiveServer, kind: str, model: str) -> None:
+def test_every_image_format_is_read(api: LiveServer, kind: str, model: str) -> None:
     config = CONFIGS[model]
     colour = Picture.new("RGB", (config.width, config.height), (90, 90, 90))
     reply = api.complete(encode(colour, kind), model=model, known_rows=2, output="values", seed=1)
@@ -97,7 +97,7 @@ def test_each_format_is_read_whatever_the_colours(api: LiveServer, kind: str, mo
     assert np.abs(top.astype(int) - 90).max() <= 3
 
 
-def test_a_picture_of_another_size_is_fitted_or_refused(api: LiveServer) -> None:
+def test_pictures_of_another_size_are_fitted_or_refused(api: LiveServer) -> None:
     large = encode(Picture.new("RGB", (50, 60), (200, 200, 200)))
     message = check_error(api.complete(large, known_rows=2), 400, "invalid_image", "image")
     assert "50 × 60" in message
@@ -107,7 +107,7 @@ def test_a_picture_of_another_size_is_fitted_or_refused(api: LiveServer) -> None
         reply = api.complete(large, known_rows=2, fit=fit, output="values")
         top = values(reply.json()["images"][0], GREY)[:10]
         assert (top == 200).all()
-    # Wide, and contained: the border above and below is transparent, so it is what is drawn.
+    # The transparent border that `contain` adds above and below is drawn.
     wide = encode(Picture.new("RGB", (50, 10), (200, 200, 200)))
     reply = api.complete(wide, fit="contain", output="values", n=3, seed=1)
     images = [values(i, GREY).reshape(6, 5) for i in reply.json()["images"]]
@@ -116,13 +116,13 @@ def test_a_picture_of_another_size_is_fitted_or_refused(api: LiveServer) -> None
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
-def test_a_body_that_is_no_form_is_told_so(api: LiveServer, path: str) -> None:
+def test_a_body_that_is_not_a_form_is_refused(api: LiveServer, path: str) -> None:
     body = {"image": base64.b64encode(encode(random_picture())).decode(), "known_rows": 2}
     message = check_error(api.client.post(path, json=body), 400, "unsupported", "content-type")
     assert "multipart/form-data" in message
 
 
-def test_what_is_wrong_beside_the_picture_is_not_called_the_picture(api: LiveServer) -> None:
+def test_errors_name_the_right_field(api: LiveServer) -> None:
     picture = encode(random_picture())
     check_error(api.complete(picture, known_rows=6), 400, "out_of_range", "known_rows")
     check_error(api.complete(picture, mask=picture, known_rows=2), 400, "unsupported", "mask")

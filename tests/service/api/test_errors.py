@@ -1,4 +1,4 @@
-"""What is refused, and that each refusal says what to do."""
+"""Invalid requests, and the errors that describe them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WRONG_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_a_stream_that_is_asked_for_and_refused_at_once_is_neither(api: LiveServer) -> None:
+def test_contradicting_accept_and_stream_are_refused(api: LiveServer) -> None:
     accept = "text/event-stream"
     headers, picture = {"Accept": accept}, encode(random_picture(GREY))
     for reply in (
@@ -70,7 +70,7 @@ def test_a_stream_that_is_asked_for_and_refused_at_once_is_neither(api: LiveServ
 
 
 @pytest.mark.parametrize(("body", "param", "says"), WRONG_SAMPLES)
-def test_a_wrong_field_is_named(
+def test_errors_name_the_invalid_field(
     api: LiveServer, body: dict[str, Any], param: str, says: str
 ) -> None:
     reply = api.client.post(
@@ -80,13 +80,13 @@ def test_a_wrong_field_is_named(
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_a_class_that_no_model_has_is_not_looked_for_in_another(api: LiveServer) -> None:
+def test_unknown_class_of_every_model_suggests_no_model(api: LiveServer) -> None:
     says = check_error(api.samples(label="toad"), 400, "unknown_class", "label")
-    assert "has it" not in says
+    assert "has this class" not in says
 
 
 @pytest.mark.parametrize("name", ["grew", "", "\0", "../grey", "grey\n", "\ud800"])
-def test_an_unknown_model_is_404_and_names_those_there_are(api: LiveServer, name: str) -> None:
+def test_unknown_model_is_404_and_lists_the_models(api: LiveServer, name: str) -> None:
     reply = api.client.post(
         "/v1/samples", content=json.dumps({"model": name}),
         headers={"Content-Type": "application/json"},
@@ -117,18 +117,18 @@ WRONG_BODIES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", WRONG_BODIES)
-def test_a_wrong_body_is_400_in_the_usual_shape(api: LiveServer, name: str) -> None:
+def test_invalid_bodies_are_400_with_a_short_message(api: LiveServer, name: str) -> None:
     reply = api.client.post(
         "/v1/samples", content=WRONG_BODIES[name], headers={"Content-Type": "application/json"}
     )
     message = check_error(reply, 400)
-    assert len(message) < 1100  # nothing large is sent back
+    assert len(message) < 1100  # long values are cut
     assert len(reply.json()["error"]["param"] or "") < 110
 
 
 @pytest.mark.parametrize("path", ["samples", "distribution", "images/generations", "images/edits"])
-def test_a_field_twice_in_json_is_refused(api: LiveServer, path: str) -> None:
-    """A parser keeps the last one, and the first would have been ignored."""
+def test_duplicate_json_keys_are_refused(api: LiveServer, path: str) -> None:
+    """A JSON parser would silently ignore the first of them."""
     for body in (b'{"n": 1, "seed": 4, "n": 2}', b'{"a": [{"n": 1, "n": 1}]}'):
         headers = {"Content-Type": "Application/JSON; charset=utf-8"}
         reply = api.client.post(f"/v1/{path}", content=body, headers=headers)
@@ -136,7 +136,7 @@ def test_a_field_twice_in_json_is_refused(api: LiveServer, path: str) -> None:
         assert reply.json()["error"]["param"] == "n"
 
 
-def test_a_body_that_is_not_json_is_400(api: LiveServer) -> None:
+def test_a_body_with_another_content_type_is_400(api: LiveServer) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "application/octet-stream"):
         reply = api.client.post("/v1/samples", content=b'{"n": 1}', headers={"Content-Type": kind})
         assert "application/json" in check_error(reply, 400)
@@ -144,7 +144,7 @@ def test_a_body_that_is_not_json_is_400(api: LiveServer) -> None:
     check_error(api.client.post("/v1/samples", files=files), 400)
 
 
-def test_what_is_not_there_and_what_is_not_taken(api: LiveServer) -> None:
+def test_unknown_paths_methods_and_media_types(api: LiveServer) -> None:
     for path in (
         "/v1/nothing",
         "/nothing",
@@ -177,14 +177,14 @@ def test_head_is_get_without_a_body(api: LiveServer) -> None:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """Give a PNG whose header claims a size that its few bytes do not hold."""
+    """Return a PNG whose header claims more pixels than it has."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     pixels = zlib.compress(b"\0" * 1000)
     chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks)
 
 
-def test_pictures_that_cannot_be_used_are_400(api: LiveServer) -> None:
+def test_unusable_pictures_are_400(api: LiveServer) -> None:
     good = encode(random_picture())
     side = int(MAX_PIXELS**0.5) + 1
     wrong: dict[str, tuple[bytes, str]] = {
@@ -195,16 +195,16 @@ def test_pictures_that_cannot_be_used_are_400(api: LiveServer) -> None:
         "claims to be huge": (bomb(50_000, 50_000), "too large"),
         "claims to be large": (bomb(9_000, 9_000), "make it smaller"),
         "highly compressed": (encode(Picture.new("1", (side, side))), "make it smaller"),
-        "an SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no picture"),
-        "a PDF": (b"%PDF-1.4\n", "no picture"),
-        "an EPS": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 6\n", "no picture"),
+        "an SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
+        "a PDF": (b"%PDF-1.4\n", "not an image"),
+        "an EPS": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 6\n", "not an image"),
     }
     for name, (data, says) in wrong.items():
         reply = api.complete(data, known_rows=1)
         assert says in check_error(reply, 400, "invalid_image", "image"), name
 
 
-def test_completions_refuse_what_makes_no_sense(api: LiveServer) -> None:
+def test_invalid_completions_are_refused(api: LiveServer) -> None:
     good = encode(random_picture())
     transparent = encode(Picture.new("LA", (5, 6)))
     assert "known_rows" in check_error(api.complete(good), 400, param="image")
@@ -216,7 +216,7 @@ def test_completions_refuse_what_makes_no_sense(api: LiveServer) -> None:
     assert "nothing to draw" in check_error(api.complete(good, good), 400, param="mask")
     wide = Picture.new("LA", (24, 6), (9, 255))
     marked = wide.copy()
-    marked.paste((0, 0), (0, 0, 4, 6))  # which covering 5 × 6 pixels leaves out
+    marked.paste((0, 0), (0, 0, 4, 6))  # outside of the part that `cover` keeps
     gone = api.complete(encode(wide), encode(marked), fit="cover")
     assert "crops away all that the mask marks" in check_error(gone, 400, param="mask")
     gone = api.complete(encode(marked), fit="cover")
@@ -244,7 +244,7 @@ def test_completions_refuse_what_makes_no_sense(api: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("route", ["completions", "score", "images/edits"])
-def test_a_form_that_cannot_be_read_is_refused_with_its_fault(api: LiveServer, route: str) -> None:
+def test_malformed_forms_are_refused_with_the_reason(api: LiveServer, route: str) -> None:
     part = b'--x\r\nContent-Disposition: form-data; name="seed"\r\n\r\n%b\r\n'
     wrong = {
         "boundary": (b"--x", ""),
@@ -263,7 +263,7 @@ def test_a_form_that_cannot_be_read_is_refused_with_its_fault(api: LiveServer, r
     assert refused in api.client.get("/metrics").text
 
 
-def test_a_body_over_the_limit_is_413(api: LiveServer) -> None:
+def test_bodies_over_the_limit_are_413(api: LiveServer) -> None:
     large = b"x" * 1_500_000
     check_error(api.client.post("/v1/samples", content=large), 413, "too_large")
     check_error(api.complete(large, known_rows=1), 413, "too_large")
@@ -278,7 +278,7 @@ def test_a_body_over_the_limit_is_413(api: LiveServer) -> None:
     check_error(chunked, 413, "too_large")
 
 
-def test_a_hundred_megabytes_are_refused_before_they_are_read(api: LiveServer) -> None:
+def test_large_bodies_are_refused_before_they_are_read(api: LiveServer) -> None:
     def parts() -> Iterator[bytes]:
         for _ in range(100):
             yield b"x" * 1_000_000

@@ -1,4 +1,4 @@
-"""Streams: every event has the shape that its type documents, and nothing else."""
+"""Events of streams have exactly the shapes that are documented."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.sse_client import parse_sse, rebuild
 
 
 def check_shape(shape: Any, data: Any) -> None:
-    """Check that data is of a shape, and that the shape leaves nothing of it out."""
+    """Check that data has a shape, without undocumented fields."""
     adapter = TypeAdapter[Any](shape)
     assert adapter.dump_python(adapter.validate_python(data), mode="json") == data
 
@@ -38,7 +38,7 @@ def test_every_event_has_its_shape(
         check_shape(shapes[event.name], event.data)
 
 
-def test_every_event_of_openais_has_its_shape(client: httpx.Client) -> None:
+def test_every_openai_event_has_its_shape(client: httpx.Client) -> None:
     body = {"prompt": "", "stream": True, "partial_images": 1}
     events = parse_sse(client.post("/v1/images/generations", json=body).content)
     shapes = [PartialImage, CompletedImage]
@@ -46,20 +46,20 @@ def test_every_event_of_openais_has_its_shape(client: httpx.Client) -> None:
         check_shape(shape, event.data)
 
 
-def test_an_event_is_one_line_of_data_whatever_it_holds() -> None:
+def test_event_data_is_one_line() -> None:
     text = "two\nlines\r\u2028 and \N{FROG FACE}\x85"
     raw = sse_event("said", {"text": text}, "7")
-    assert len(raw.decode().splitlines()) == 4  # which splits at more than SSE does
+    assert len(raw.decode().splitlines()) == 4  # splits at more characters than SSE clients do
     (event,) = parse_sse(raw)
     assert (event.name, event.data, event.id) == ("said", {"text": text}, "7")
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("granularity", "size"), [("pixel", 1), ("row", 20), ("auto", 13 * 20)])
-def test_every_value_is_written_where_it_is(
+def test_every_value_is_written_at_its_position(
     channels: int, granularity: Granularity, size: int
 ) -> None:
-    """All 256 values, in images drawn whole and one that was cancelled within a row."""
+    """Covers all 256 values, complete images, and one that was cancelled within a row."""
     config = dataclasses.replace(GREY, height=13, width=20, channels=channels)
     canvas = np.arange(config.pixels * channels).astype(np.uint8).reshape(-1, channels)
     generation = Generation("fake", config, GenerationSpec(n=3, seed=0))

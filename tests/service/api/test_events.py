@@ -1,4 +1,4 @@
-"""What a stream tells as its images get on: rows, pixels, and large images in parts."""
+"""Events of a stream: rows, pixels, revisions by particles, and large images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.service.fixtures import COLOUR, GREY, no_streams, streamed
 from tests.sse_client import Event, parse_sse, rebuild
 
 
-def test_a_stream_misses_nothing_that_happens_while_it_sends(
+def test_changes_while_an_event_is_sent_are_not_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("scanline.service.api.events.KEEP_ALIVE_SECONDS", 0.2)
@@ -36,7 +36,7 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
         raw = await anext(stream)
         published[0] = 7
         raw += await anext(stream)
-        published[0] = 9  # while the last event is on its way; then no more news
+        published[0] = 9  # while the last event is being sent; no change follows
         generation.notify()
         raw += await anext(stream)
         gone.cancel()
@@ -47,16 +47,15 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
     assert rebuild(events, GREY)[0].ravel().tolist() == list(range(9))
 
 
-def test_a_reader_may_come_back_for_rows_and_then_for_pixels() -> None:
-    """What another particle changed is told in the end, whatever the reader asked for between."""
+def test_resuming_with_another_granularity_sends_every_revision() -> None:
     generation = Generation(
         "fake", GREY, GenerationSpec(n=2, seed=0, sampling=SamplingParams(particles=2))
     )
     drawn = [np.full((GREY.pixels, 1), value, np.uint8) for value in (10, 20, 30)]
     positions = [np.array([13], np.int32) for _ in drawn]
-    places = [CanvasView(*place) for place in zip(drawn, positions, strict=True)]
-    for image, place in zip(generation.images, places[:2], strict=True):
-        image.start(place)
+    views = [CanvasView(*view) for view in zip(drawn, positions, strict=True)]
+    for image, view in zip(generation.images, views[:2], strict=True):
+        image.start(view)
 
     async def read(granularity: Granularity, seen: str | None) -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
@@ -74,8 +73,8 @@ def test_a_reader_may_come_back_for_rows_and_then_for_pixels() -> None:
         return parse_sse(raw)
 
     events = asyncio.run(read("auto", None))
-    generation.images[0].switch_view(places[2], 12)  # rows are five pixels wide
-    positions[1][0] = 20  # so that there is news
+    generation.images[0].switch_view(views[2], 12)  # rows are five pixels wide
+    positions[1][0] = 20  # causes an event
     events += asyncio.run(read("row", events[-1].id))
     for position in positions:
         position[0] = 25
@@ -88,7 +87,7 @@ def test_a_reader_may_come_back_for_rows_and_then_for_pixels() -> None:
     assert shown == [10] * 12 + [30] * 13
 
 
-def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_once() -> None:
+def test_rows_are_sent_whole_except_the_last_of_a_cancelled_image() -> None:
     generation = Generation("fake", GREY, GenerationSpec(n=2, seed=0))
     first, second = generation.images
     published = np.zeros((2, 1), np.int32)
@@ -131,7 +130,7 @@ def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_on
     assert [e.data["index"] for e in events if e.name == "image"] == [0, 1]
 
 
-def test_a_long_replay_leaves_room_for_others_between_its_parts(
+def test_a_long_replay_yields_to_other_tasks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("scanline.service.api.events.CHUNK_BYTES", 1)
@@ -157,8 +156,8 @@ def test_a_long_replay_leaves_room_for_others_between_its_parts(
     assert seen[:6] == ["started", "pixels", "other", "other", "image", "other"]
 
 
-def test_a_large_image_comes_in_several_events_too() -> None:
-    """Each such that it takes the event loop a moment, and resumed from any of them."""
+def test_large_images_are_sent_in_several_events() -> None:
+    """A stream can be resumed after each of them."""
     config = replace(COLOUR, height=96, width=96)
     generation = Generation("fake", config, GenerationSpec(n=1, seed=0))
     (image,) = generation.images
@@ -169,20 +168,22 @@ def test_a_large_image_comes_in_several_events_too() -> None:
 
     for granularity in get_args(Granularity):
         events = streamed(generation, granularity)
-        told = [event for event in events if event.name == "pixels"]
-        sizes = [sum(len(u["values"]) // 3 for u in event.data["updates"]) for event in told]
+        pixel_events = [event for event in events if event.name == "pixels"]
+        sizes = [
+            sum(len(u["values"]) // 3 for u in event.data["updates"]) for event in pixel_events
+        ]
         assert sizes == [4032, 4032, 1152]  # whole rows, 4096 pixels at most
         np.testing.assert_array_equal(rebuild(events, config)[0], pixels)
-        rest = streamed(generation, granularity, told[0].id)
+        rest = streamed(generation, granularity, pixel_events[0].id)
         assert [event.data for event in rest] == [event.data for event in events[2:]]
 
 
-def test_rows_are_whole_where_another_particle_is_shown_too() -> None:
+def test_rows_are_sent_whole_after_a_switch_to_another_particle() -> None:
     generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
     published = np.full(1, 15, np.int32)
-    place = CanvasView(np.arange(GREY.pixels, dtype=np.uint8)[:, None], published)
+    view = CanvasView(np.arange(GREY.pixels, dtype=np.uint8)[:, None], published)
     (image,) = generation.images
-    image.start(place)
+    image.start(view)
 
     async def read() -> list[Any]:
         gone = asyncio.create_task(asyncio.sleep(60))
@@ -190,7 +191,7 @@ def test_rows_are_whole_where_another_particle_is_shown_too() -> None:
             generation, WaitingClient("", gone), no_streams(), FairThreadPool(1), granularity="row"
         )
         raw = await anext(stream) + await anext(stream)
-        image.switch_view(place, 7)
+        image.switch_view(view, 7)
         generation.notify()
         raw += await anext(stream)
         gone.cancel()
@@ -201,20 +202,20 @@ def test_rows_are_whole_where_another_particle_is_shown_too() -> None:
     assert positions == [[0, 5, 10], [5, 10]]
 
 
-def test_each_change_of_the_particle_shown_is_told_once() -> None:
+def test_each_switch_of_the_particle_is_sent_once() -> None:
     generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
-    place = CanvasView(np.zeros((GREY.pixels, 1), np.uint8), np.full(1, 15, np.int32))
+    view = CanvasView(np.zeros((GREY.pixels, 1), np.uint8), np.full(1, 15, np.int32))
     (image,) = generation.images
-    image.start(place)
+    image.start(view)
     source = _EventSource(generation, "auto", "png", None)
     for first in (0, 7, 9):
-        image.switch_view(place, first)
+        image.switch_view(view, first)
         (event,) = parse_sse(b"".join(source.pending()), complete=False)
         assert [update["position"] for update in event.data["updates"]] == [first]
         assert list(source.pending()) == []
 
 
-def test_who_comes_back_for_rows_has_no_pixel_again_that_it_was_sent() -> None:
+def test_resuming_by_rows_sends_no_pixel_again() -> None:
     generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
     published = np.full(1, 8, np.int32)
     generation.images[0].start(CanvasView(np.zeros((GREY.pixels, 1), np.uint8), published))

@@ -1,4 +1,4 @@
-"""What goes wrong inside, a full queue among it, and how it is told."""
+"""Failures of the server: a full queue, decoder errors, bugs, loading and shutdown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.service.fixtures import (
 from tests.sse_client import parse_sse
 
 
-def test_a_full_queue_is_429_before_the_picture_is_decoded() -> None:
+def test_full_queue_is_429_before_the_picture_is_decoded() -> None:
     for api, _ in stepwise_server(max_images=4, max_waiting=4):
         with ThreadPoolExecutor(2) as pool:
             engine = api.app_state.models["fake"].engine
@@ -54,11 +54,11 @@ def test_a_full_queue_is_429_before_the_picture_is_decoded() -> None:
         assert api.samples(n=1).status_code == 200
 
 
-def test_a_decoder_that_raises_is_500_and_an_error_event() -> None:
+def test_decoder_error_is_500_and_an_error_event() -> None:
     decoder = FakeDecoder(GREY, 2)
 
     def fail(slots: list[int]) -> None:
-        raise RuntimeError("a secret about the inside")
+        raise RuntimeError("a secret detail")
 
     for api in serve(None, fake=decoder):
         decoder.before_step = fail
@@ -80,7 +80,7 @@ def test_a_decoder_that_raises_is_500_and_an_error_event() -> None:
         assert 'finish_reason="error",model="fake"} 5.0' in api.client.get("/metrics").text
 
 
-def test_a_bug_is_500_with_an_id_a_log_line_and_a_count(
+def test_bug_is_500_and_is_logged_and_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def bug(*_: object) -> None:
@@ -104,7 +104,7 @@ def test_a_bug_is_500_with_an_id_a_log_line_and_a_count(
         assert api.samples().status_code == 200
 
 
-def test_a_disk_too_full_for_an_upload_is_no_fault_of_the_form(
+def test_full_disk_is_500(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def write(file: UploadFile, data: bytes) -> None:
@@ -118,7 +118,7 @@ def test_a_disk_too_full_for_an_upload_is_no_fault_of_the_form(
         check_error(api.complete(b"no picture", known_rows=1), 400, "invalid_image")
 
 
-def test_loading_ready_draining() -> None:
+def test_readiness_while_loading_ready_and_draining() -> None:
     loaded = threading.Event()
     app_state, _ = build()
     opening = app_state.open
@@ -147,10 +147,10 @@ def test_loading_ready_draining() -> None:
         assert why == "not ready: shutting down"
         refused = client.post("/v1/samples", json={})
         check_error(refused, 503, "closing")
-        assert refused.headers["connection"] == "close"  # or its retries would come here again
+        assert refused.headers["connection"] == "close"  # so that retries may reach another server
 
 
-def test_one_told_to_end_while_it_loads_takes_no_work() -> None:
+def test_drain_while_loading_refuses_work() -> None:
     app_state, _ = build()
     app_state.drain(0)
     app_state.open([Checkpoint("grey", tiny_model())])
@@ -161,7 +161,7 @@ def test_one_told_to_end_while_it_loads_takes_no_work() -> None:
         engine.queue.check_capacity(1)
 
 
-def test_models_that_cannot_be_opened_are_a_failure_in_words(
+def test_models_that_fail_to_open_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: object) -> None:
@@ -175,8 +175,8 @@ def test_models_that_cannot_be_opened_are_a_failure_in_words(
     assert "no room" in app_state.failure
 
 
-def test_models_are_there_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is still to come is not said to be missing."""
+def test_models_become_available_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is still loading must not be reported as missing."""
     app_state, _ = build()
     seen: list[int] = []
 
@@ -204,10 +204,10 @@ def test_models_are_there_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (app_state.failure, app_state.models, closed) == ("no room", {}, ["one"])
 
 
-def test_models_that_fit_alone_but_not_together_are_refused(
+def test_models_that_do_not_fit_into_memory_together_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No slot has been used yet, so the second would find the first's room there."""
+    """The slots of the first model do not use their memory until they draw."""
     two = [Checkpoint(name, tiny_model()) for name in ("one", "two")]
     alone, _ = build({"slots": 8})
     alone.open(two[:1])
@@ -229,7 +229,7 @@ def test_models_that_fit_alone_but_not_together_are_refused(
     fitting.drain(0)
 
 
-def test_a_model_that_is_guided_by_itself_needs_two_slots() -> None:
+def test_model_with_default_guidance_needs_two_slots() -> None:
     app_state, _ = build({"slots": 1})
     app_state.open([Checkpoint("one", tiny_model(), {"defaults": {"guidance": 2.5}})])
     assert app_state.models == {}
@@ -241,7 +241,7 @@ def test_a_model_that_is_guided_by_itself_needs_two_slots() -> None:
     plain.drain(0)
 
 
-def test_one_slot_is_too_few_for_a_guided_image_or_for_particles() -> None:
+def test_guidance_and_particles_need_more_than_one_slot() -> None:
     app_state, app = build({"slots": 1})
     with listening(app, lambda: app_state.ready) as url:
         body = {"model": "grey", "label": 1, "guidance": 2}
@@ -249,13 +249,13 @@ def test_one_slot_is_too_few_for_a_guided_image_or_for_particles() -> None:
         message = check_error(refused, 400, "too_many", "guidance")
         assert "set guidance to 1" in message
         files = {"image": encode(random_picture())}
-        for guidance, less in ((1, "fewer particles"), (2, "set guidance to 1 (now 2)")):
+        for guidance, advice in ((1, "fewer particles"), (2, "set guidance to 1 (now 2)")):
             form = {"known_rows": 1, "label": "one", "particles": 2, "guidance": guidance}
             refused = httpx.post(f"{url}/v1/completions", data=form, files=files, timeout=60)
-            assert check_error(refused, 400, "too_many", "particles").endswith(less)
+            assert check_error(refused, 400, "too_many", "particles").endswith(advice)
 
 
-def test_a_model_that_can_draw_no_more_ends_the_process() -> None:
+def test_broken_decoder_ends_the_process() -> None:
     decoder = FakeDecoder(GREY, 2)
     app_state, app = build(decoders={"grey": decoder})
     with listening(app, lambda: app_state.ready) as url:

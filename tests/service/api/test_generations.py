@@ -1,4 +1,4 @@
-"""Generations: looked at, cancelled, left alone."""
+"""``/v1/generations``: reading, cancelling, background requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.service.fixtures import GREY, check_error, idle, until
 from tests.sse_client import parse_sse
 
 
-def test_looking_at_and_cancelling_a_generation(
+def test_read_and_cancel_a_generation(
     stepwise: tuple[LiveServer, StepwiseDecoder],
 ) -> None:
     api, decoder = stepwise
@@ -43,10 +43,10 @@ def test_looking_at_and_cancelling_a_generation(
     check_error(api.client.get("/v1/generations/gen_no/events"), 404, "generation_not_found")
 
 
-def test_a_body_where_none_is_read_means_nothing(
+def test_an_unexpected_body_is_ignored(
     stepwise: tuple[LiveServer, StepwiseDecoder],
 ) -> None:
-    """Whoever watches for the client's leaving sees it, and takes it for neither that nor a bug."""
+    """The task that watches for disconnects receives it."""
     api, decoder = stepwise
     started = api.client.post("/v1/samples", json={}, headers={"Prefer": "respond-async"})
     address, body = started.headers["location"], b":" * 1500
@@ -61,7 +61,7 @@ def test_a_body_where_none_is_read_means_nothing(
     assert api.client.post("/v1/samples", content=body).status_code == 400
 
 
-def test_head_of_a_stream_is_its_head_alone(stepwise: tuple[LiveServer, StepwiseDecoder]) -> None:
+def test_head_of_a_stream_does_not_read_it(stepwise: tuple[LiveServer, StepwiseDecoder]) -> None:
     api, _ = stepwise
     reply = api.client.post("/v1/samples", json={}, headers={"Prefer": "respond-async"})
     generation = api.app_state.models["fake"].engine.queue.find(reply.json()["id"])
@@ -74,10 +74,10 @@ def test_head_of_a_stream_is_its_head_alone(stepwise: tuple[LiveServer, Stepwise
 
 
 @pytest.mark.parametrize("media", ["application/x-npy", "image/png", "application/zip"])
-def test_files_of_a_cancelled_drawing_are_refused(
+def test_cancelled_generations_have_no_files(
     stepwise: tuple[LiveServer, StepwiseDecoder], media: str
 ) -> None:
-    """A picture cut off would look like any other there."""
+    """A file does not show that its picture is incomplete."""
     api, decoder = stepwise
     body, key = {"n": 2, "seed": 3}, {"Idempotency-Key": "bulk"}
     begun = api.client.post("/v1/samples", json=body, headers=key | {"Prefer": "respond-async"})
@@ -93,11 +93,11 @@ def test_files_of_a_cancelled_drawing_are_refused(
         check_error(asking.result(), 503, "cancelled")
     gone = api.client.get(url, headers=accept)
     check_error(gone, 409, "cancelled")
-    assert "retry-after" not in gone.headers  # it never can be
+    assert "retry-after" not in gone.headers  # because it will never be complete
 
 
 @pytest.mark.parametrize("media", ["application/x-npy", "image/png", "application/zip"])
-def test_a_background_drawing_comes_as_a_file_once_it_is_finished(
+def test_background_generations_have_files_once_finished(
     stepwise: tuple[LiveServer, StepwiseDecoder], media: str
 ) -> None:
     api, decoder = stepwise
@@ -113,7 +113,7 @@ def test_a_background_drawing_comes_as_a_file_once_it_is_finished(
     reply = api.client.get(url, headers=accept)
     assert (reply.status_code, reply.headers["content-type"]) == (200, media)
     assert reply.headers["x-seed"] == "3"
-    # No cache may give it to who asks for another form, nor what is running by now for ever.
+    # A cache must not serve it in another form, or keep the state of a running generation.
     assert (reply.headers["vary"], reply.headers["cache-control"]) == ("Accept", "no-store")
     decoder.permit(GREY.pixels)
     assert reply.content == api.client.post("/v1/samples", json=body, headers=accept).content
@@ -122,7 +122,7 @@ def test_a_background_drawing_comes_as_a_file_once_it_is_finished(
     assert "event: completed" in events
 
 
-def test_a_json_client_that_leaves_frees_its_slots_whatever_the_grace() -> None:
+def test_disconnecting_json_client_frees_its_slots_at_once() -> None:
     for api, _ in stepwise_server(grace_seconds=3600):
         engine = api.app_state.models["fake"].engine
 
@@ -135,6 +135,6 @@ def test_a_json_client_that_leaves_frees_its_slots_whatever_the_grace() -> None:
 
         asyncio.run(leave())
         until(lambda s=api.app_state: idle(s), "free slots")  # type: ignore[misc]
-        # None was drawn to its end: the decoder is still held.
+        # No image was finished, because the decoder is still blocked.
         cancelled = 'scanline_images_total{finish_reason="cancelled",model="fake"} 9.0'
         assert cancelled in api.client.get("/metrics").text

@@ -1,4 +1,4 @@
-"""What ``POST /v1/samples`` answers, in every form."""
+"""``POST /v1/samples`` in every form of reply."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_samples_as_json(api: LiveServer, model: str) -> None:
     assert again == body
 
 
-def test_samples_as_values_say_the_same_as_png(api: LiveServer) -> None:
+def test_values_equal_the_png(api: LiveServer) -> None:
     for model, config in CONFIGS.items():
         pngs = api.samples(model=model, n=2, seed=3).json()["images"]
         lists = api.samples(model=model, n=2, seed=3, output="values").json()["images"]
@@ -55,7 +55,7 @@ def test_samples_as_values_say_the_same_as_png(api: LiveServer) -> None:
             np.testing.assert_array_equal(png(one, config), values(other, config))
 
 
-def test_an_image_of_a_batch_can_be_made_again_alone(api: LiveServer) -> None:
+def test_an_image_of_a_batch_can_be_drawn_again_alone(api: LiveServer) -> None:
     batch = api.samples(n=5, seed=2**64 - 2, label=1).json()["images"]
     assert [i["seed"] for i in batch] == [2**64 - 2, 2**64 - 1, 0, 1, 2]
     for image in batch:
@@ -64,7 +64,7 @@ def test_an_image_of_a_batch_can_be_made_again_alone(api: LiveServer) -> None:
         assert alone["bits_per_dim"] == image["bits_per_dim"]
 
 
-def test_without_a_seed_one_is_chosen_and_named(api: LiveServer) -> None:
+def test_random_seed_is_in_the_reply(api: LiveServer) -> None:
     first, second = api.samples().json(), api.samples().json()
     seeds = [body["images"][0]["seed"] for body in (first, second)]
     assert seeds[0] != seeds[1]
@@ -72,7 +72,7 @@ def test_without_a_seed_one_is_chosen_and_named(api: LiveServer) -> None:
     assert again["images"][0]["png"] == first["images"][0]["png"]
 
 
-def test_a_label_by_name_and_by_number_is_the_same(api: LiveServer) -> None:
+def test_label_by_name_and_by_number(api: LiveServer) -> None:
     def drawn(label: object) -> str:
         reply = api.samples(seed=5, label=label)
         assert reply.status_code == 200, reply.text
@@ -84,14 +84,14 @@ def test_a_label_by_name_and_by_number_is_the_same(api: LiveServer) -> None:
     assert len({*frogs, drawn("one"), drawn(0), drawn(None)}) == 4
 
 
-def test_temperature_0_takes_the_likeliest_whatever_the_seed(api: LiveServer) -> None:
+def test_temperature_0_is_deterministic(api: LiveServer) -> None:
     cold = api.samples(n=3, seed=1, temperature=0).json()["images"]
     assert len({i["png"] for i in cold}) == 1
     assert api.samples(seed=99, temperature=0.0).json()["images"][0]["png"] == cold[0]["png"]
     assert api.samples(seed=1, temperature=2).json()["images"][0]["png"] != cold[0]["png"]
 
 
-def test_one_png_a_grid_and_an_archive(api: LiveServer) -> None:
+def test_samples_as_png_grid_zip_and_numpy_array(api: LiveServer) -> None:
     for model, config in CONFIGS.items():
         body = {"model": model, "n": 5, "seed": 8}
         images = [png(i, config) for i in api.samples(**body).json()["images"]]
@@ -114,7 +114,9 @@ def test_one_png_a_grid_and_an_archive(api: LiveServer) -> None:
         with zipfile.ZipFile(io.BytesIO(packed.content)) as archive:
             assert archive.testzip() is None
             facts = {(one.date_time, one.compress_type) for one in archive.infolist()}
-            assert facts == {((1980, 1, 1, 0, 0, 0), zipfile.ZIP_STORED)}  # the same bytes always
+            assert facts == {
+                ((1980, 1, 1, 0, 0, 0), zipfile.ZIP_STORED)
+            }  # makes the bytes reproducible
             names = archive.namelist()
             assert names == [f"{j:04d}-seed-{8 + j}.png" for j in range(5)]
             for name, image in zip(names, images, strict=True):
@@ -140,24 +142,24 @@ def test_one_png_a_grid_and_an_archive(api: LiveServer) -> None:
         ("text/event-stream", "text/event-stream; charset=utf-8"),
     ],
 )
-def test_accept_chooses_the_form(api: LiveServer, accept: str, kind: str) -> None:
+def test_accept_selects_the_media_type(api: LiveServer, accept: str, kind: str) -> None:
     reply = api.client.post("/v1/samples", json={"seed": 1}, headers={"Accept": accept})
     assert reply.status_code == 200
     assert reply.headers["content-type"] == kind
 
 
-def test_fifty_requests_at_once_give_what_one_gives_alone(api: LiveServer) -> None:
+def test_concurrent_requests_draw_the_same_images(api: LiveServer) -> None:
     alone = api.samples(n=2, seed=1000).json()["images"]
 
     def ask(j: int) -> Any:
         return api.samples(n=1 + j % 3, seed=1000 + j).json()["images"]
 
     with ThreadPoolExecutor(25) as pool:
-        crowd = list(pool.map(ask, range(50)))
-    assert crowd[0][0]["png"] == alone[0]["png"]
-    assert crowd[1][0]["png"] == alone[1]["png"]
+        concurrent = list(pool.map(ask, range(50)))
+    assert concurrent[0][0]["png"] == alone[0]["png"]
+    assert concurrent[1][0]["png"] == alone[1]["png"]
     by_seed: dict[int, set[str]] = {}
-    for images in crowd:
+    for images in concurrent:
         for image in images:
             by_seed.setdefault(image["seed"], set()).add(image["png"])
     assert all(len(pictures) == 1 for pictures in by_seed.values())

@@ -1,4 +1,4 @@
-"""Likelihoods over HTTP: bits/dim and bits a pixel of uploads, and the value to come."""
+"""``/v1/score`` and ``/v1/distribution``: bits/dim of pictures, and the next value."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def score(client: httpx.Client, *pictures: bytes, **fields: str) -> httpx.Respon
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_the_next_value_costs_what_the_likelihood_says(config: ModelConfig) -> None:
-    """Bits of a pixel are those of its values in turn, each under its own distribution."""
+def test_distributions_agree_with_the_pixel_bits(config: ModelConfig) -> None:
+    """The bits of a pixel are the sum over its values, each under its distribution."""
     network = random_network(config).float()
     label = 1 if config.classes else -1
     canvas = random_canvas(config, 1).numpy()
@@ -79,12 +79,12 @@ def test_the_next_value_costs_what_the_likelihood_says(config: ModelConfig) -> N
             expected = next_value(network, values[:k], label)
             assert expected.shape == (256,)
             assert abs(float(expected.sum(dtype=np.float64)) - 1) < 1e-5
-            if k or config.start == "learned":  # a given first value costs nothing
+            if k or config.start == "learned":  # a given first value takes no bits
                 total -= float(np.log2(expected[values[k]]))
         assert_close(torch.tensor(total), torch.tensor(float(bits[position])), torch.float32)
 
 
-def test_a_given_first_value_is_certain() -> None:
+def test_given_first_value_has_probability_1() -> None:
     config = dataclasses.replace(
         GREY, input="previous", order="subpixel", start="given", first_value=7, classes=()
     )
@@ -92,7 +92,7 @@ def test_a_given_first_value_is_certain() -> None:
 
 
 @pytest.mark.parametrize(("model", "config"), [("grey", GREY), ("colour", COLOUR)])
-def test_pictures_are_measured_exactly(
+def test_scores_are_exact(
     client: httpx.Client, networks: dict[str, LinearTransformer], model: str, config: ModelConfig
 ) -> None:
     pictures = [random_picture(config, seed) for seed in range(3)]
@@ -104,39 +104,39 @@ def test_pictures_are_measured_exactly(
     with torch.inference_mode():
         expected = networks[model].bits(torch.from_numpy(canvases)).numpy()
     assert [row["index"] for row in body["data"]] == [0, 1, 2]
-    # Replies are rounded, and a sum adds up what its terms differ by.
+    # Replies are rounded, and the errors of the terms add up.
     for row, bits in zip(body["data"], expected, strict=True):
         assert row["pixel_bits"] == pytest.approx(bits.tolist(), rel=1e-3, abs=1e-3)
         assert row["bits"] == pytest.approx(float(bits.sum()), rel=1e-4)
         assert row["bits_per_dim"] == pytest.approx(float(bits.sum()) / config.dims, abs=1e-3)
 
 
-def test_bits_of_pixels_come_only_on_request(client: httpx.Client) -> None:
+def test_pixel_bits_are_optional(client: httpx.Client) -> None:
     assert score(client, encode(random_picture())).json()["data"][0]["pixel_bits"] is None
 
 
-def test_what_a_drawn_image_cost_is_what_it_scores(client: httpx.Client) -> None:
+def test_score_of_a_sample_equals_its_bits_per_dim(client: httpx.Client) -> None:
     drawn = client.post("/v1/samples", json={"label": "one", "seed": 3}).json()["images"][0]
     reply = score(client, base64.b64decode(drawn["png"]), label="one")
     assert reply.json()["data"][0]["bits_per_dim"] == pytest.approx(drawn["bits_per_dim"], abs=1e-3)
 
 
-def test_a_label_changes_the_cost(client: httpx.Client) -> None:
+def test_label_changes_the_score(client: httpx.Client) -> None:
     picture = encode(random_picture())
-    costs = {
+    bits = {
         label: score(client, picture, label=label).json()["data"][0]["bits"]
         for label in ("zero", "one", "a frog")
     }
-    assert len(set(costs.values())) == 3
+    assert len(set(bits.values())) == 3
 
 
-def test_a_picture_of_another_size_is_fitted_only_if_asked(client: httpx.Client) -> None:
+def test_pictures_of_another_size_need_fit(client: httpx.Client) -> None:
     large = encode(Image.new("L", (60, 72), 9))
     assert "fit" in check_error(score(client, large), 400, "invalid_image", "image")
     assert score(client, large, fit="cover").status_code == 200
 
 
-def test_the_wrong_picture_of_several_is_named(client: httpx.Client) -> None:
+def test_errors_number_the_invalid_picture(client: httpx.Client) -> None:
     reply = score(client, encode(random_picture()), b"no picture")
     assert check_error(reply, 400, "invalid_image", "image").startswith("image 1: ")
     alone = check_error(score(client, b"no picture"), 400, "invalid_image", "image")
@@ -180,18 +180,18 @@ def test_errors_of_distribution(client: httpx.Client) -> None:
     check_error(ask(values=[], temperature=1), 400, "extra_forbidden", "temperature")
 
 
-def test_too_many_that_wait_are_sent_away(
+def test_full_score_queue_is_429(
     server: tuple[AppState, httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app_state, client = server
     monkeypatch.setattr(app_state.score_pool, "max_queued", 0)
-    monkeypatch.setattr(app_state.score_pool, "_free", 0)  # as with one under way
+    monkeypatch.setattr(app_state.score_pool, "_free", 0)  # all threads are busy
     reply = client.post("/v1/distribution", json={"values": []})
     check_error(reply, 429, "scores_full")
     assert reply.headers["retry-after"] == "1"
 
 
-def test_a_server_that_ends_measures_no_more() -> None:
+def test_closing_server_refuses_scores() -> None:
     app_state, app = build()
     with talking_to(app) as client:
         assert score(client, encode(random_picture())).status_code == 200
@@ -201,7 +201,7 @@ def test_a_server_that_ends_measures_no_more() -> None:
         check_error(score(client, encode(random_picture())), 503, "closing")
 
 
-def test_the_key_is_wanted_here_too() -> None:
+def test_scores_need_the_api_key() -> None:
     _, app = build({"api_key": "secret"})
     with talking_to(app) as client:
         check_error(client.post("/v1/distribution", json={"values": []}), 401, "invalid_api_key")

@@ -1,4 +1,4 @@
-"""Streams: every pixel once and in order, dropped and resumed."""
+"""Streams: each pixel once and in order, also after a broken connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.sse_client import Event, parse_sse, rebuild
 
 
 def check_stream(events: list[Event], config: ModelConfig) -> list[Event]:
-    """Check a whole stream's order and ids, and that its pixels are its images; give those."""
+    """Check the order, ids and pixels of a complete stream, and return its ``image`` events."""
     names = [event.name for event in events]
     assert names.count("started") == 1
     assert names[0] == "started"
@@ -53,7 +53,7 @@ def check_stream(events: list[Event], config: ModelConfig) -> list[Event]:
 @pytest.mark.parametrize("granularity", ["auto", "row", "pixel"])
 @pytest.mark.parametrize("model", CONFIGS)
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_streams_pixels_are_the_images(
+def test_pixels_of_a_stream_equal_its_images(
     api: LiveServer, granularity: str, model: str, n: int
 ) -> None:
     config = CONFIGS[model]
@@ -93,7 +93,7 @@ def test_a_streams_pixels_are_the_images(
     assert asked["usage"] == events[-1].data["usage"]
 
 
-def test_a_completions_stream_has_the_known_pixels_too(api: LiveServer) -> None:
+def test_streams_of_completions_contain_the_known_pixels(api: LiveServer) -> None:
     picture = random_picture(COLOUR, 2)
     reply = api.complete(
         encode(picture), model="colour", known_rows=2, n=3, stream="true", granularity="row"
@@ -107,7 +107,7 @@ def test_a_completions_stream_has_the_known_pixels_too(api: LiveServer) -> None:
 
 
 def read_some(api: LiveServer, url: str, events: int, method: str = "GET", **request: Any) -> bytes:
-    """Read a stream up to so many events, and drop the connection."""
+    """Read the first events of a stream, and close the connection."""
     raw = b""
     with api.client.stream(method, url, **request) as reply:
         assert reply.status_code == 200
@@ -118,7 +118,7 @@ def read_some(api: LiveServer, url: str, events: int, method: str = "GET", **req
     return raw
 
 
-def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(
+def test_resumed_stream_is_complete(
     stepwise: tuple[LiveServer, StepwiseDecoder],
 ) -> None:
     api, decoder = stepwise
@@ -129,7 +129,7 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(
     identifier = first[0].data["id"]
     generation = api.app_state.models["fake"].engine.queue.find(identifier)
     assert generation is not None
-    until(lambda: generation.readers == 0, "the server's noticing")
+    until(lambda: generation.readers == 0, "the disconnect")
     assert not generation.finished
     decoder.permit(4)
     url, headers = f"/v1/generations/{identifier}/events", {"Last-Event-ID": first[-1].id or ""}
@@ -138,7 +138,7 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(
     decoder.opened.set()
     headers = {"Last-Event-ID": second[-1].id or ""}
     third = parse_sse(api.client.get(url, headers=headers).content)
-    # What one reader has seen is never sent to it again: the three together are one whole stream.
+    # Nothing is sent twice: the three parts are one complete stream.
     images = check_stream(first + second + third, GREY)
     for image in images:
         expected = fake_image(GREY, generation.spec, image.data["index"])
@@ -147,7 +147,7 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(
     assert [e.name for e in parse_sse(api.client.get(url, headers=finished).content)] == [
         "completed"
     ]
-    # And when all is over, from the start, as often as one likes.
+    # A finished generation can be read again from the start.
     for granularity in ("auto", "row", "pixel"):
         over = api.client.get(url, params={"granularity": granularity})
         assert len(check_stream(parse_sse(over.content), GREY)) == 2
@@ -162,27 +162,27 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(
     ):
         reply = api.client.get(url, headers={"Last-Event-ID": wrong})
         check_error(reply, 400, "invalid_value", "last-event-id")
-    # An EventSource asks again after the end, with the last id that it saw, until there is a 204.
+    # An EventSource reconnects after the end, until it receives a 204.
     ended = api.client.get(url, headers={"Last-Event-ID": third[-1].id or ""})
     assert (ended.status_code, ended.content) == (204, b"")
 
 
-def test_an_events_id_says_how_far_its_reader_is() -> None:
+def test_event_ids_encode_the_reader_s_position() -> None:
     generation = Generation("fake", GREY, GenerationSpec(n=5, seed=0))
     whole = Cursor(30, ended=True)
     cursors = [whole, whole, Cursor(12, 3), Cursor(7, 1, True), Cursor()]
     assert format_cursors(cursors) == "2*30!,12.3,7.1!,0"
     assert parse_cursors("2*30!,12.3,7.1!,0", generation) == cursors
-    assert parse_cursors("5*31", generation) == [Cursor(30)] * 5  # there are no more pixels
+    assert parse_cursors("5*31", generation) == [Cursor(30)] * 5  # limited to the number of pixels
 
 
-def test_an_id_of_more_images_than_there_are_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursors_module, "Cursor", lambda *_: pytest.fail("was made"))
+def test_event_id_with_too_many_images_is_refused_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursors_module, "Cursor", lambda *_: pytest.fail("created a cursor"))
     with pytest.raises(ApiError):
         parse_cursors("9999999*0", Generation("fake", GREY, GenerationSpec(n=1, seed=0)))
 
 
-def test_a_long_replay_comes_in_several_events() -> None:
+def test_a_long_replay_is_split_into_several_events() -> None:
     config = replace(COLOUR, height=32, width=32)
     generation = Generation("fake", config, GenerationSpec(n=10, seed=0))
     pixels = np.random.default_rng(0).integers(0, 256, (10, 1024, 3), np.uint8)
@@ -200,7 +200,7 @@ def test_a_long_replay_comes_in_several_events() -> None:
         np.testing.assert_array_equal(np.stack([drawn[j] for j in range(10)]), pixels)
 
 
-def test_a_stream_not_resumed_frees_its_slots_after_the_grace() -> None:
+def test_stream_that_is_not_resumed_is_cancelled_after_the_grace_period() -> None:
     for api, decoder in stepwise_server(grace_seconds=0.05):
         engine = api.app_state.models["fake"].engine
         decoder.permit(3)
@@ -212,7 +212,9 @@ def test_a_stream_not_resumed_frees_its_slots_after_the_grace() -> None:
         assert idle(api.app_state)
 
 
-def test_two_readers_at_once_see_the_same(stepwise: tuple[LiveServer, StepwiseDecoder]) -> None:
+def test_several_readers_receive_the_same_images(
+    stepwise: tuple[LiveServer, StepwiseDecoder],
+) -> None:
     api, decoder = stepwise
     body = {"n": 3, "seed": 5, "stream": True}
     with (

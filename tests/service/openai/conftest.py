@@ -1,4 +1,4 @@
-"""A server, and the stock client of it."""
+"""A server, OpenAI's client, and a plain HTTP client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the OpenAI endpoints share."""
+"""Helpers of the tests of the OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.service.fixtures import (
 
 
 def openai_client(url: str, key: str = "x") -> openai.OpenAI:
-    """Give the stock client, to be closed after use, that does not try again by itself."""
+    """Return OpenAI's client, without retries; close it after use."""
     return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
 
 
@@ -29,7 +29,7 @@ def pixels_of(b64: str | None, config: Any = GREY) -> NDArray[np.uint8]:
 
 
 def masked(picture: Image.Image, paint: NDArray[np.bool_]) -> bytes:
-    """Give a mask of the picture's size, transparent where ``paint`` is true."""
+    """Return a mask of the picture's size, transparent where ``paint`` is true."""
     mask = np.full((*paint.shape, 4), 255, np.uint8)
     mask[..., 3] = np.where(paint, 0, 255)
     assert mask.shape[:2] == (picture.height, picture.width)

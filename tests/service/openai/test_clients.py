@@ -1,4 +1,4 @@
-"""What clients rely on: a full queue is tried again, keys, the async client, the schema."""
+"""OpenAI's clients: retries, API keys, the async client, and the schema."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.service.fixtures import (
 from tests.service.openai.fixtures import openai_client
 
 
-def test_a_full_queue_is_429_and_the_client_tries_again() -> None:
+def test_full_queue_is_429_and_the_client_retries() -> None:
     decoder, hold = FakeDecoder(GREY, 1), threading.Event()
     decoder.before_step = lambda slots: (hold.wait(), None)[1]
     app_state, app = build({"max_waiting": 1, "max_images": 1}, {"grey": decoder})
@@ -53,7 +53,7 @@ def test_a_full_queue_is_429_and_the_client_tries_again() -> None:
     assert seen == [429, 200]
 
 
-def test_the_key_is_wanted() -> None:
+def test_api_key() -> None:
     app_state, app = build({"api_key": "secret"}, {"grey": FakeDecoder(GREY, 2)})
     with listening(app, lambda: app_state.ready) as url:
         with openai_client(url, "wrong") as client, pytest.raises(openai.AuthenticationError):
@@ -62,20 +62,20 @@ def test_the_key_is_wanted() -> None:
             assert client.images.generate(prompt="").data
 
 
-async def _draw_beside(url: str) -> list[str]:
+async def _stream_async(url: str) -> list[str]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as client:
         stream = await client.images.generate(prompt="", stream=True, partial_images=1)
         return [event.type async for event in stream]
 
 
-def test_the_async_client(server: tuple[AppState, str]) -> None:
-    assert asyncio.run(_draw_beside(server[1])) == [
+def test_async_client(server: tuple[AppState, str]) -> None:
+    assert asyncio.run(_stream_async(server[1])) == [
         "image_generation.partial_image",
         "image_generation.completed",
     ]
 
 
-def test_the_schema_describes_both_bodies_of_an_edit(http: httpx.Client) -> None:
+def test_schema_describes_both_bodies_of_an_edit(http: httpx.Client) -> None:
     schema = http.get("/openapi.json").json()
     content = schema["paths"]["/v1/images/edits"]["post"]["requestBody"]["content"]
     assert set(content) == {"multipart/form-data", "application/json"}

@@ -1,4 +1,4 @@
-"""Edits: what a mask leaves transparent is painted, the rest kept."""
+"""Edits: the transparent pixels of a mask are drawn, the others kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.service.fixtures import (
 from tests.service.openai.fixtures import expected_edit, masked, pixels_of
 
 
-def test_an_edit_paints_where_the_mask_is_transparent(client: openai.OpenAI) -> None:
+def test_edit_draws_the_transparent_pixels_of_the_mask(client: openai.OpenAI) -> None:
     picture, paint = random_picture(), np.zeros((6, 5), bool)
     paint[2:4, 1:3] = True
     reply = client.images.edit(
@@ -45,7 +45,7 @@ def test_an_edit_paints_where_the_mask_is_transparent(client: openai.OpenAI) -> 
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (22, 38)
 
 
-def test_an_edit_scales_16_bits_and_takes_no_tiff(client: openai.OpenAI) -> None:
+def test_edit_scales_16_bits_and_refuses_tiff(client: openai.OpenAI) -> None:
     picture, paint = random_picture(), np.zeros((6, 5), bool)
     paint[3:] = True
     mask = masked(picture, paint)
@@ -62,10 +62,10 @@ def test_an_edit_scales_16_bits_and_takes_no_tiff(client: openai.OpenAI) -> None
 
 @pytest.mark.parametrize("factor", [1, 4])
 @pytest.mark.parametrize("where", ["mask", "picture"])
-def test_only_what_is_wholly_transparent_is_painted(
+def test_only_fully_transparent_pixels_are_drawn(
     client: openai.OpenAI, where: str, factor: int
 ) -> None:
-    """In an enlarged picture, a pixel with a part that is."""
+    """In an enlarged picture, a pixel is drawn if any part of it is fully transparent."""
     alpha = np.full((6 * factor, 5 * factor), 255, np.uint8)
     alpha[: 2 * factor] = np.resize([1, 64, 127, 128, 254], alpha[: 2 * factor].shape)
     alpha[3 * factor, 2 * factor] = alpha[-1, -1] = 0
@@ -78,10 +78,15 @@ def test_only_what_is_wholly_transparent_is_painted(
     )  # fmt: skip
     assert reply.data is not None
     drawn = np.stack([pixels_of(item.b64_json).ravel() for item in reply.data])
-    assert np.flatnonzero(drawn.std(0)).tolist() == [17, 29]  # the same in all: known
+    assert np.flatnonzero(drawn.std(0)).tolist() == [
+        17,
+        29,
+    ]  # known pixels are the same in all images
 
 
-def test_an_edit_without_a_mask_paints_the_transparent_part(client: openai.OpenAI) -> None:
+def test_edit_without_a_mask_draws_the_transparent_pixels_of_the_picture(
+    client: openai.OpenAI,
+) -> None:
     picture, paint = random_picture(), np.zeros((6, 5), bool)
     paint[3:] = True
     alpha = Image.fromarray(np.where(paint, 0, 255).astype(np.uint8))
@@ -103,7 +108,7 @@ def test_an_enlarged_reply_can_be_edited(client: openai.OpenAI) -> None:
     assert drawn is not None
     large = base64.b64decode(drawn[0].b64_json or "")
     paint = np.zeros((60, 50), bool)
-    paint[35:, :] = True  # the fourth row in part: painted whole
+    paint[35:, :] = True  # a part of the fourth row, which is drawn whole
     reply = client.images.edit(
         image=large, mask=masked(Image.open(io.BytesIO(large)), paint), prompt="",
         extra_body={"seed": 9},
@@ -114,7 +119,7 @@ def test_an_enlarged_reply_can_be_edited(client: openai.OpenAI) -> None:
     assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
 
 
-def test_a_larger_picture_is_reduced_to_the_mean_of_its_parts(client: openai.OpenAI) -> None:
+def test_larger_pictures_are_scaled_down_by_averaging(client: openai.OpenAI) -> None:
     fine, paint = random_picture(), np.zeros((12, 10), bool)
     fine = fine.resize((10, 12), Image.Resampling.BICUBIC)
     paint[10:] = True
@@ -122,10 +127,10 @@ def test_a_larger_picture_is_reduced_to_the_mean_of_its_parts(client: openai.Ope
     assert reply.data is not None
     means = np.asarray(fine, float).reshape(6, 2, 5, 2).mean((1, 3))
     drawn = pixels_of(reply.data[0].b64_json).reshape(6, 5)
-    np.testing.assert_allclose(drawn[:5], means[:5], atol=1)  # it rounds up twice
+    np.testing.assert_allclose(drawn[:5], means[:5], atol=1)  # rounded up twice
 
 
-def test_an_edit_in_json_takes_data_urls(http: httpx.Client) -> None:
+def test_json_edit_with_data_urls(http: httpx.Client) -> None:
     picture, paint = random_picture(), np.zeros((6, 5), bool)
     paint[5] = True
 
@@ -142,7 +147,7 @@ def test_an_edit_in_json_takes_data_urls(http: httpx.Client) -> None:
     assert reply.status_code == 200, reply.text
     expected = fake_image(GREY, expected_edit(picture, paint), 0)
     assert np.array_equal(pixels_of(reply.json()["data"][0]["b64_json"]), expected)
-    whole = source(masked_whole(encode(picture)))
+    whole = source(fully_transparent(encode(picture)))
     junk, plain = ({"image_url": url} for url in (whole["image_url"] + "!", "data:image/png,abcd"))
     elsewhere, more = {"image_url": "https://x.test/a.png"}, whole | {"file_id": "x"}
     for images in ([elsewhere], [{"file_id": "x"}], [more], [junk], [plain], "x", [3]):
@@ -152,10 +157,10 @@ def test_an_edit_in_json_takes_data_urls(http: httpx.Client) -> None:
     check_error(two, 400, "too_many", "image")
 
 
-def test_a_mask_left_empty_is_none(http: httpx.Client) -> None:
-    """As a browser's form sends one that nobody chose."""
+def test_empty_mask_is_ignored(http: httpx.Client) -> None:
+    """Browsers send it if no file was chosen."""
     part = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
-    image = part % (b'image"; filename="a.png', masked_whole(encode(random_picture())))
+    image = part % (b'image"; filename="a.png', fully_transparent(encode(random_picture())))
 
     def send(name: bytes, mask: bytes) -> httpx.Response:
         form = image + part % (b"prompt", b"") + part % (b"mask" + name, mask) + b"--x--\r\n"
@@ -168,13 +173,13 @@ def test_a_mask_left_empty_is_none(http: httpx.Client) -> None:
     check_error(send(b'"; filename="a.png', b""), 400, "invalid_image", "mask")
 
 
-def test_a_file_under_an_unknown_name_is_refused_by_it(http: httpx.Client) -> None:
+def test_file_under_an_unknown_name_is_refused(http: httpx.Client) -> None:
     files = {"image": encode(random_picture()), "images": encode(random_picture())}
     reply = http.post("/v1/images/edits", data={"prompt": ""}, files=files)
     check_error(reply, 400, "extra_forbidden", "images")
 
 
-def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_invalid_edits_are_refused(client: openai.OpenAI, http: httpx.Client) -> None:
     picture = random_picture()
 
     def refuse(says: str, image: Any, **fields: Any) -> None:
@@ -186,7 +191,7 @@ def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None
     refuse("one picture", [encode(picture), encode(picture)])
     refuse("not an image of a supported", b"text")
     refuse("whole multiple", encode(Image.new("L", (7, 7))))
-    for size in ((2, 2), (6, 5)):  # which Exif could turn
+    for size in ((2, 2), (6, 5)):  # Exif could swap the sides
         says = "the mask is {} × {}".format(*size)
         refuse(says, encode(picture), mask=encode(Image.new("LA", size)))
     refuse("understand sentences", encode(picture), prompt="a castle")
@@ -208,26 +213,26 @@ def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None
 
 
 @pytest.mark.parametrize("kind", ["multipart/form-data; boundary=b", "application/json"])
-def test_a_client_that_leaves_while_it_sends_an_edit_is_no_bug(
+def test_disconnect_while_sending_an_edit_is_not_logged_as_an_error(
     http: httpx.Client, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def left() -> float:
+    def disconnects() -> float:
         found = re.search(r'edits",status="499"} (\S+)', http.get("/metrics").text)
         return float(found[1]) if found else 0.0
 
-    before = left()
+    before = disconnects()
     head = f"POST /v1/images/edits HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
     port = http.base_url.port
     assert port is not None
     with socket.create_connection((http.base_url.host, port)) as connection:
         connection.sendall(f"{head}Content-Length: 99\r\nExpect: 100-continue\r\n\r\n".encode())
-        assert connection.recv(99).startswith(b"HTTP/1.1 100 ")  # it waits for the body
-    until(lambda: left() == before + 1, "the server's noticing")
+        assert connection.recv(99).startswith(b"HTTP/1.1 100 ")  # the server waits for the body
+    until(lambda: disconnects() == before + 1, "the disconnect")
     assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
 
 
-def test_an_edit_as_json_takes_no_texts_for_numbers(http: httpx.Client) -> None:
-    """As all other JSON; in a form, where all are texts, an empty one is left out."""
+def test_json_edit_refuses_strings_for_numbers(http: httpx.Client) -> None:
+    """In a form all values are strings, and empty ones count as left out."""
     picture = encode(random_picture())
     url = "data:image/png;base64," + base64.b64encode(picture).decode()
     body: dict[str, Any] = {"prompt": "", "model": "grey", "images": [{"image_url": url}]}
@@ -235,12 +240,12 @@ def test_an_edit_as_json_takes_no_texts_for_numbers(http: httpx.Client) -> None:
         reply = http.post("/v1/images/edits", json=body | fields)
         check_error(reply, 400, param=next(iter(fields)))
     form = {"prompt": "", "model": "grey", "n": "", "size": "", "label": ""}
-    reply = http.post("/v1/images/edits", files={"image": masked_whole(picture)}, data=form)
+    reply = http.post("/v1/images/edits", files={"image": fully_transparent(picture)}, data=form)
     assert reply.status_code == 200, reply.text
 
 
-def masked_whole(picture: bytes) -> bytes:
-    """Give the picture, all of it transparent."""
+def fully_transparent(picture: bytes) -> bytes:
+    """Return the picture with all pixels transparent."""
     image = Image.open(io.BytesIO(picture)).convert("RGBA")
     image.putalpha(0)
     return encode(image)

@@ -1,4 +1,4 @@
-"""Images of a prompt, as the stock ``openai`` client asks for them."""
+"""``/v1/images/generations`` with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_models(client: openai.OpenAI) -> None:
         ("one, please", 1), ("One, Please", 1),
     ],
 )  # fmt: skip
-def test_a_prompt_names_a_class(client: openai.OpenAI, prompt: str, label: int) -> None:
+def test_prompt_names_a_class(client: openai.OpenAI, prompt: str, label: int) -> None:
     reply = client.images.generate(prompt=prompt, extra_body={"seed": 5})
     assert reply.data is not None
     expected = fake_image(
@@ -55,7 +55,7 @@ def test_a_prompt_names_a_class(client: openai.OpenAI, prompt: str, label: int) 
     assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
 
 
-def test_a_prompt_of_random_has_a_class_by_each_seed(client: openai.OpenAI) -> None:
+def test_prompt_random_selects_a_class_by_each_seed(client: openai.OpenAI) -> None:
     reply = client.images.generate(prompt="Random", n=4, extra_body={"seed": 5})
     assert reply.data is not None
     for j, item in enumerate(reply.data):
@@ -66,14 +66,14 @@ def test_a_prompt_of_random_has_a_class_by_each_seed(client: openai.OpenAI) -> N
         )
         assert np.array_equal(pixels_of(item.b64_json), fake_image(GREY, spec, j))
     with pytest.raises(openai.BadRequestError, match="leave it empty"):
-        client.images.generate(prompt="random", model="colour")  # which has no classes
+        client.images.generate(prompt="random", model="colour")  # without classes
 
 
 NUMBERS = replace(GREY, classes=tuple("0123456789"))
 ANIMALS = replace(COLOUR, classes=("cat", "frog"))
 
 
-def test_a_prompt_finds_the_model_that_knows_it() -> None:
+def test_prompt_selects_the_model_that_has_the_class() -> None:
     models = {"numbers": FakeDecoder(NUMBERS, 4), "animals": FakeDecoder(ANIMALS, 4)}
     app_state, app = build(decoders={**models})
     with listening(app, lambda: app_state.ready) as url, openai_client(url) as client:
@@ -87,7 +87,7 @@ def test_a_prompt_finds_the_model_that_knows_it() -> None:
                 config, GenerationSpec(n=1, seed=5, sampling=SamplingParams(label=label)), 0
             )
             assert np.array_equal(pixels_of(data[0].b64_json, config), expected), prompt
-        assert client.images.generate(prompt="1", model="animals").data  # by its number
+        assert client.images.generate(prompt="1", model="animals").data  # by number
         for prompt, model, says in (
             ("a frog", "numbers", "0, 1, 2, 3"), ("a dog", None, "animals: cat, frog"),
             ("draw a", None, "do not understand"), ("two frogs", None, "animals"),
@@ -97,19 +97,19 @@ def test_a_prompt_finds_the_model_that_knows_it() -> None:
             assert refused.value.param == "prompt"
 
 
-def test_a_class_in_other_letters_is_another() -> None:
+def test_classes_that_differ_in_case() -> None:
     letters = replace(ANIMALS, classes=("A", "a"))
     models = {"low": replace(ANIMALS, classes=("a", "b")), "letters": letters}
     found = [parse_prompt(prompt, models) for prompt in ("A", "a", "Draw A", "B")]
     assert found == [("letters", 0), ("low", 0), ("letters", 0), ("low", 1)]
-    with pytest.raises(ApiError):  # either could be meant
+    with pytest.raises(ApiError):  # ambiguous
         parse_prompt("draw Ab", {"letters": replace(letters, classes=("AB", "ab"))})
     with pytest.raises(ApiError, match="do not understand"):
         parse_prompt("draw a cat", {"cats": replace(letters, classes=("cat!", "cat?"))})
 
 
 @pytest.mark.parametrize("name", ["St. Bernard", "children's", "v1.0", "cafe\u0301"])
-def test_a_class_is_named_as_it_is_listed(name: str) -> None:
+def test_class_names_with_punctuation_and_accents(name: str) -> None:
     classes = ("cat", "St. Bernard", "children's", "v1.0", "caf\u00e9")
     models = {"first": ANIMALS, "mine": replace(ANIMALS, classes=classes)}
     expected = classes.index(name) if name in classes else 4
@@ -117,7 +117,7 @@ def test_a_class_is_named_as_it_is_listed(name: str) -> None:
         assert parse_prompt(prompt, models) == ("mine", expected)
 
 
-def test_a_class_of_dots_is_not_what_is_left_of_any_prompt() -> None:
+def test_a_class_of_punctuation_does_not_match_other_prompts() -> None:
     models = {"letters": replace(ANIMALS, classes=("A", "B", ".", "C.", "C"))}
     named = {"C": 4, "C.": 3, ".": 2, "a letter b": None, "please": None, "the": None}
     for prompt, number in named.items():
@@ -129,7 +129,7 @@ def test_a_class_of_dots_is_not_what_is_left_of_any_prompt() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 0.5])
-def test_several_images_name_their_seeds(client: openai.OpenAI, temperature: float) -> None:
+def test_reply_contains_the_seeds(client: openai.OpenAI, temperature: float) -> None:
     reply = client.images.generate(
         prompt="one", n=3, extra_body={"seed": 40, "temperature": temperature}
     )
@@ -146,7 +146,7 @@ def test_several_images_name_their_seeds(client: openai.OpenAI, temperature: flo
     assert (reply.model_extra or {})["warnings"] == []
 
 
-def test_one_image_of_a_reply_can_be_drawn_again_alone(client: openai.OpenAI) -> None:
+def test_an_image_can_be_drawn_again_alone(client: openai.OpenAI) -> None:
     many = client.images.generate(prompt="", n=4).data
     assert many is not None
     seed = (many[3].model_extra or {})["seed"]
@@ -169,7 +169,7 @@ def test_another_model_and_size(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("model", ["grey", "colour"])
 @pytest.mark.parametrize("size", ["256x256", "512x512", "1024x1024", "1536x1024"])
-def test_openais_sizes_have_the_image_in_their_middle(
+def test_openai_sizes_contain_the_image_in_their_middle(
     client: openai.OpenAI, model: str, size: str
 ) -> None:
     config = {"grey": GREY, "colour": COLOUR}[model]
@@ -184,11 +184,11 @@ def test_openais_sizes_have_the_image_in_their_middle(
     inside = picture[top : top + scale * config.height, left : left + scale * config.width]
     drawn = fake_image(config, GenerationSpec(n=1, seed=1), 0)
     assert np.array_equal(inside[::scale, ::scale].reshape(config.pixels, -1), drawn)
-    assert inside.astype(int).sum() == picture.astype(int).sum()  # around it all is black
+    assert inside.astype(int).sum() == picture.astype(int).sum()  # black around it
     warnings = (reply.model_extra or {})["warnings"]
     exact = (scale * config.width, scale * config.height) == (width, height)
     assert [warning.split(":")[0] for warning in warnings] == ([] if exact else ["size"])
-    # And it can be edited, its middle as if it had never been enlarged.
+    # The reply can be edited like the image before it was enlarged.
     paint = np.zeros((height, width), bool)
     right, bottom = left + scale * config.width, top + scale * config.height
     paint[bottom - scale : bottom, right - scale : right] = True
@@ -204,7 +204,7 @@ def test_openais_sizes_have_the_image_in_their_middle(
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
-def test_formats(client: openai.OpenAI, kind: Any) -> None:
+def test_file_formats(client: openai.OpenAI, kind: Any) -> None:
     sizes: list[int] = []
     for quality in (1, 100):
         reply = client.images.generate(
@@ -218,11 +218,11 @@ def test_formats(client: openai.OpenAI, kind: Any) -> None:
     picture = Image.open(io.BytesIO(base64.b64decode(reply.data[0].b64_json or "")))
     assert picture.format == kind.upper()
     assert reply.output_format == kind
-    warned = (reply.model_extra or {})["warnings"]
-    assert len(warned) == (kind == "png")
+    warnings = (reply.model_extra or {})["warnings"]
+    assert len(warnings) == (kind == "png")
 
 
-def test_what_has_no_effect_is_said(client: openai.OpenAI) -> None:
+def test_options_without_effect_cause_warnings(client: openai.OpenAI) -> None:
     reply = client.images.generate(
         prompt="", quality="high", style="vivid", moderation="low", user="me", partial_images=2,
         background="opaque", response_format="b64_json", size="auto",
@@ -230,8 +230,8 @@ def test_what_has_no_effect_is_said(client: openai.OpenAI) -> None:
     warnings = (reply.model_extra or {})["warnings"]
     named = {warning.split(":")[0] for warning in warnings}
     assert named == {"quality", "style", "moderation", "user", "partial_images"}
-    silent = client.images.generate(prompt="", quality="auto", moderation="auto")
-    assert (silent.model_extra or {})["warnings"] == []
+    default = client.images.generate(prompt="", quality="auto", moderation="auto")
+    assert (default.model_extra or {})["warnings"] == []
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_what_has_no_effect_is_said(client: openai.OpenAI) -> None:
         ("resolution", 5, "no such field"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_options_are_refused(
     client: openai.OpenAI, param: str, value: object, says: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
@@ -262,28 +262,28 @@ def test_what_cannot_be_is_refused(
     assert says in refused.value.message
 
 
-def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+def test_unknown_model_is_404(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="the models are: grey, colour"):
         client.images.generate(model="dall-e-3", prompt="")
 
 
-def test_null_is_left_out(http: httpx.Client) -> None:
+def test_null_counts_as_left_out(http: httpx.Client) -> None:
     body = {"prompt": "", "n": None, "size": None, "seed": None, "quality": None, "stream": None}
     assert http.post("/v1/images/generations", json=body).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_encodes_an_image_is_chosen_by_the_size_that_it_is_enlarged_to(
+def test_thread_pool_is_chosen_by_the_enlarged_size(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or large ones would keep the small replies of others waiting."""
+    """Large images must not delay small replies."""
     asked, encode_pool_for = list[int](), AppState.encode_pool_for
 
-    def noted(server: AppState, pixels: int) -> FairThreadPool:
+    def record(server: AppState, pixels: int) -> FairThreadPool:
         asked.append(pixels)
         return encode_pool_for(server, pixels)
 
-    monkeypatch.setattr(AppState, "encode_pool_for", noted)
+    monkeypatch.setattr(AppState, "encode_pool_for", record)
     app_state, app = build(decoders={"grey": FakeDecoder(GREY, 2)})
     with listening(app, lambda: app_state.ready) as url, httpx.Client(base_url=url) as client:
         body = {"prompt": "", "size": "50x60", "stream": stream}

@@ -1,4 +1,4 @@
-"""How large a reply's images are: what its pixels may cost, and what is around the image."""
+"""Sizes of rendered images: the limit per reply, and the border."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from tests.service.fixtures import GREY, FakeDecoder, build, check_error, talkin
 
 
 @pytest.mark.parametrize(
-    ("n", "looks", "fits"), [(5, 0, True), (6, 0, False), (1, 3, True), (2, 2, False)]
+    ("n", "partials", "fits"), [(5, 0, True), (6, 0, False), (1, 3, True), (2, 2, False)]
 )
-def test_a_reply_may_have_just_so_many_pixels(n: int, looks: int, fits: bool) -> None:
+def test_pixels_per_reply_are_limited(n: int, partials: int, fits: bool) -> None:
     square = replace(GREY, height=20, width=20)
-    body = GenerationsRequest(prompt="", n=n, size="2000x2000", stream=True, partial_images=looks)
+    body = GenerationsRequest(
+        prompt="", n=n, size="2000x2000", stream=True, partial_images=partials
+    )
     expected = contextlib.nullcontext() if fits else pytest.raises(ApiError, match="at most 5 of")
     with expected:
         choose_rendering(body, square)
 
 
-def test_what_a_reply_may_have_is_bounded_where_a_frame_enlarges_nothing(
+def test_pixels_per_reply_are_limited_if_the_image_is_not_enlarged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A model larger than half the size asked for stands in a larger frame as it is."""
+    """The image of a large model is placed in the frame at its own size."""
     monkeypatch.setattr("scanline.service.openai.rendering.MAX_PIXELS", 3 * 256**2)
     config = replace(GREY, height=200, width=200)
     decoder = FakeDecoder(config, 4)
@@ -36,12 +38,12 @@ def test_what_a_reply_may_have_is_bounded_where_a_frame_enlarges_nothing(
         body = {"prompt": "", "model": "large", "size": "256x256", "n": 4}
         refused = check_error(client.post("/v1/images/generations", json=body), 400, "too_many")
         assert "ask for at most 3 of this size" in refused
-        # Looks without a stream have no effect, and count for nothing.
+        # Without a stream, partial images have no effect and do not count.
         alone = body | {"n": 1, "partial_images": 3}
         assert client.post("/v1/images/generations", json=alone).status_code == 200
 
 
-def test_images_of_the_model_s_own_size_are_bounded_by_their_number_alone() -> None:
+def test_images_of_the_model_s_size_have_no_pixel_limit() -> None:
     own = replace(GREY, height=1024, width=1024)
     for size in ("auto", "1024x1024"):
         rendering = choose_rendering(GenerationsRequest(prompt="", n=30, size=size), own)
@@ -49,7 +51,7 @@ def test_images_of_the_model_s_own_size_are_bounded_by_their_number_alone() -> N
 
 
 @pytest.mark.parametrize("size", ["1024x1536", "1536x1024"])
-def test_what_is_around_the_image_on_two_sides_is_told(size: str) -> None:
+def test_border_causes_a_warning(size: str) -> None:
     square = replace(GREY, height=32, width=32)
     (warning,) = choose_rendering(GenerationsRequest(prompt="", size=size), square).warnings
     assert warning.startswith("size: the model's size is 32x32")

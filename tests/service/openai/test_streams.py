@@ -1,4 +1,4 @@
-"""Streams of partial images, as the stock client reads them."""
+"""Streams of partial images with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.service.openai.fixtures import expected_edit, masked, openai_client, 
 from tests.sse_client import Event, parse_sse
 
 
-def test_a_stream_shows_looks_then_the_image(client: openai.OpenAI) -> None:
+def test_stream_sends_partial_images_and_then_the_image(client: openai.OpenAI) -> None:
     stream = client.images.generate(
         prompt="one", n=2, stream=True, partial_images=2, extra_body={"seed": 3}
     )
@@ -66,7 +66,7 @@ def test_a_stream_shows_looks_then_the_image(client: openai.OpenAI) -> None:
                 assert event.usage.output_tokens == 30
 
 
-def test_a_streamed_edit_keeps_what_is_known(client: openai.OpenAI) -> None:
+def test_streamed_edit_keeps_the_known_pixels(client: openai.OpenAI) -> None:
     picture, paint = random_picture(), np.zeros((6, 5), bool)
     paint[2:4] = True
     stream = client.images.edit(
@@ -77,11 +77,11 @@ def test_a_streamed_edit_keeps_what_is_known(client: openai.OpenAI) -> None:
     assert partial.type == "image_edit.partial_image"
     assert completed.type == "image_edit.completed"
     spec = expected_edit(picture, paint)
-    for event in (partial, completed):  # half of what follows the known rows is all of the hole
+    for event in (partial, completed):  # the partial image contains the whole hole
         assert np.array_equal(pixels_of(event.b64_json), fake_image(GREY, spec, 0))
 
 
-def test_comments_keep_a_stream_open_and_the_client_sees_none(
+def test_keep_alive_comments_are_invisible_to_the_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("scanline.service.openai.events.KEEP_ALIVE_SECONDS", 0.05)
@@ -111,7 +111,7 @@ def test_comments_keep_a_stream_open_and_the_client_sees_none(
     assert go_on.is_set()  # after three comments
 
 
-def test_a_stream_misses_nothing_that_happens_while_it_sends(
+def test_changes_while_an_event_is_sent_are_not_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("scanline.service.openai.events.KEEP_ALIVE_SECONDS", 0.2)
@@ -127,7 +127,7 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
             generation, WaitingClient("", gone), "image_generation", rendering, 1, FairThreadPool(1)
         )
         raw = await anext(stream)
-        published[0] = GREY.pixels // 2  # while the event is on its way; then no more news
+        published[0] = GREY.pixels // 2  # while the event is being sent; no change follows
         generation.notify()
         raw += await anext(stream)
         gone.cancel()
@@ -136,7 +136,7 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
     assert [event.data["index"] for event in asyncio.run(read())] == [1, 0]
 
 
-def test_a_stream_has_neither_ids_nor_comments(http: httpx.Client) -> None:
+def test_stream_has_no_ids_and_no_comments(http: httpx.Client) -> None:
     body = {"prompt": "", "stream": True, "n": 3}
     reply = http.post("/v1/images/generations", json=body)
     assert reply.headers["content-type"].startswith("text/event-stream")
@@ -146,7 +146,7 @@ def test_a_stream_has_neither_ids_nor_comments(http: httpx.Client) -> None:
     assert all(event.id is None and event.data["type"] == event.name for event in events)
 
 
-def test_leaving_a_stream_cancels_it_whatever_the_grace() -> None:
+def test_disconnect_cancels_a_stream_at_once() -> None:
     decoder, left = FakeDecoder(GREY, 2), threading.Event()
 
     def hold(slots: list[int]) -> None:
@@ -162,7 +162,7 @@ def test_leaving_a_stream_cancels_it_whatever_the_grace() -> None:
             assert generation is not None
             until(lambda: generation.readers == 1)
             stream.close()
-            until(lambda: generation.readers == 0, "the server's noticing")
+            until(lambda: generation.readers == 0, "the disconnect")
         finally:
             left.set()
         until(lambda: generation.finished)
@@ -171,8 +171,8 @@ def test_leaving_a_stream_cancels_it_whatever_the_grace() -> None:
 
 
 @contextlib.contextmanager
-def holding() -> Iterator[tuple[str, Queue, threading.Event]]:
-    """Serve a model that draws nothing before the event."""
+def blocked_server() -> Iterator[tuple[str, Queue, threading.Event]]:
+    """Serve a model that does not draw until the event is set."""
     decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
 
     def hold(slots: list[int]) -> None:
@@ -185,9 +185,9 @@ def holding() -> Iterator[tuple[str, Queue, threading.Event]]:
 
 
 def test_a_cancelled_stream_ends_with_an_error() -> None:
-    """Else it would look like one that has no images."""
-    with holding() as (url, queue, cancelled), openai_client(url) as client:
-        told = list[object]()
+    """Otherwise it would look like an empty stream."""
+    with blocked_server() as (url, queue, cancelled), openai_client(url) as client:
+        events = list[object]()
         stream = client.images.generate(prompt="", n=3, stream=True)
         generation = queue.find(stream.response.headers["x-generation-id"])
         assert generation is not None
@@ -196,13 +196,13 @@ def test_a_cancelled_stream_ends_with_an_error() -> None:
         with pytest.raises(
             openai.APIError, match="the generation was cancelled; send the request again"
         ):
-            told.extend(stream)
-    assert told == []  # none is complete
+            events.extend(stream)
+    assert events == []  # no image is complete
 
 
-def test_pictures_cut_off_are_no_reply() -> None:
-    """They would look like any others."""
-    with holding() as (url, queue, cancelled), ThreadPoolExecutor(1) as pool:
+def test_cancelled_generation_is_503() -> None:
+    """Incomplete images would look like complete ones."""
+    with blocked_server() as (url, queue, cancelled), ThreadPoolExecutor(1) as pool:
         asked = pool.submit(httpx.post, f"{url}/v1/images/generations", json={"prompt": "", "n": 3})
         until(lambda: queue.waiting == 1)
         (generation,) = queue._live.values()
@@ -211,7 +211,7 @@ def test_pictures_cut_off_are_no_reply() -> None:
         check_error(asked.result(), 503, "cancelled")
 
 
-def test_an_error_in_a_stream_is_raised(server: tuple[AppState, str]) -> None:
+def test_client_raises_errors_of_a_stream(server: tuple[AppState, str]) -> None:
     decoder = FakeDecoder(GREY, 2)
 
     def fail(slots: list[int]) -> None:

@@ -1,0 +1,86 @@
+"""Resolution of sampling options with a model's defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scanline.model.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    SamplingDefaults,
+    load_checkpoint,
+    save_checkpoint,
+)
+from scanline.model.sampling import SamplingError, SamplingOptions, SamplingParams, resolve
+from tests.service.fixtures import COLOUR, GREY, tiny_model
+
+PLAIN = SamplingDefaults()
+GUIDED = SamplingDefaults(guidance=2.5, top_p=0.9)
+
+
+@pytest.mark.parametrize(
+    ("options", "defaults", "params"),
+    [
+        ({"label": None}, GUIDED, SamplingParams(label=-1, top_p=0.9)),
+        ({"label": "1"}, GUIDED, SamplingParams(label=1, top_p=0.9, guidance=2.5)),
+        ({"label": 2}, PLAIN, SamplingParams(label=2)),
+        ({"label": "A frog"}, PLAIN, SamplingParams(label=2)),
+        (
+            {"label": " Random "},
+            GUIDED,
+            SamplingParams(label=-1, random_label=True, top_p=0.9, guidance=2.5),
+        ),
+        ({"label": 1, "guidance": 1.0, "top_p": 1.0}, GUIDED, SamplingParams(label=1)),
+        (
+            {"label": 1, "guidance": 0.0, "particles": 64},
+            GUIDED,
+            SamplingParams(label=1, top_p=0.9, guidance=0.0, particles=64),
+        ),
+        ({"label": None, "guidance": 1.0}, GUIDED, SamplingParams(label=-1, top_p=0.9)),
+    ],
+)
+def test_options_are_resolved_with_the_model_s_defaults(
+    options: dict[str, Any], defaults: SamplingDefaults, params: SamplingParams
+) -> None:
+    assert resolve(GREY, defaults, SamplingOptions(**options)) == params
+    assert params.slots == params.particles * (1 if params.guidance == 1 else 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "message"),
+    [
+        ({"label": None, "guidance": 2.0}, "guidance", "needs a label"),
+        ({"label": 1, "guidance": 10.5}, "guidance", "0 to 10"),
+        ({"label": 1, "guidance": float("nan")}, "guidance", "0 to 10"),
+        ({"label": None, "top_p": 0.0}, "top_p", "above 0"),
+        ({"label": None, "top_p": float("nan")}, "top_p", "above 0"),
+        ({"label": None, "particles": 65}, "particles", "1 to 64"),
+        ({"label": "a toad"}, "label", "there are zero, one, a frog"),
+    ],
+)
+def test_invalid_options_are_refused(options: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(SamplingError, match=message) as refused:
+        resolve(GREY, PLAIN, SamplingOptions(**options))
+    assert refused.value.param == param
+
+
+def test_model_without_classes_refuses_labels_and_guidance() -> None:
+    with pytest.raises(SamplingError, match="classes") as refused:
+        resolve(COLOUR, PLAIN, SamplingOptions(label="random"))
+    assert refused.value.param == "label"
+    with pytest.raises(SamplingError, match="classes") as refused:
+        resolve(COLOUR, PLAIN, SamplingOptions(guidance=2.0))
+    assert refused.value.param == "guidance"
+
+
+def test_defaults_are_stored_in_the_checkpoint(tmp_path: Any) -> None:
+    path = tmp_path / "mine.safetensors"
+    save_checkpoint(path, tiny_model(), {"defaults": {"guidance": 2.5, "top_p": 0.9}})
+    assert load_checkpoint(path).defaults == GUIDED
+    assert Checkpoint("plain", tiny_model()).defaults == PLAIN
+    for wrong in ({"guidance": 11}, {"top_p": 0}, {"heat": 1}, [2.0], {"guidance": "much"}):
+        save_checkpoint(path, tiny_model(), {"defaults": wrong})
+        with pytest.raises(CheckpointError, match="has invalid metadata"):
+            load_checkpoint(path)
