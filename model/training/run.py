@@ -1,4 +1,4 @@
-"""Training run as a user specifies it: data, network, settings and folder."""
+"""Execution of a training run in its folder, and its final report."""
 
 from __future__ import annotations
 
@@ -7,182 +7,27 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from scanline.model.checkpoint import read_config
-from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.config import ModelConfig
 from scanline.model.data.dataset import Dataset
 from scanline.model.network import LinearTransformer
 from scanline.model.training.config import TrainingConfig
 from scanline.model.training.distributed import choose_process_count, process_group
-from scanline.model.training.growth import check_growable
-from scanline.model.training.resume import weights_path
 from scanline.model.training.run_lock import run_lock
 from scanline.model.training.stdio import ignore_closed_output
 from scanline.model.training.stop_signal import StopSignal
 from scanline.model.training.trainer import Trainer
 
-_DEFAULT_LAYERS = 4  # for a user's own images: there are few of them and little time
-# Fields taken from the checkpoint that a run starts from.
-_START_FIELDS = ("n_layers", "d_model", "d_ff", "n_heads", "attention", "feature_map")
-# Fields that identify an architecture; a preset's sizes and parts may change between versions.
-_ARCHITECTURE_FIELDS = ("input", "order", "head", "norm", "activation", "positions")
 _UNIFORM_BITS = 8  # bits/dim of a uniform distribution over 256 values
 _TOLERANCE = 0.05  # bits/dim above the best validation that count as worse
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkOverrides:
-    """Changes to a preset's network; None keeps the preset's value.
-
-    ``width`` sets ``d_model``, and ``d_ff`` to four times as much.
-    """
-
-    layers: int | None = None
-    width: int | None = None
-    heads: int | None = None
-    attention: str | None = None
-    feature_map: str | None = None
-
-    def apply(self, network: ModelConfig) -> ModelConfig:
-        """Return the changed network; raise ``ValueError`` if it is invalid."""
-        fields: dict[str, Any] = {
-            "n_layers": self.layers, "d_model": self.width, "n_heads": self.heads,
-            "d_ff": None if self.width is None else 4 * self.width,
-            "attention": self.attention, "feature_map": self.feature_map,
-        }  # fmt: skip
-        return replace(network, **{n: value for n, value in fields.items() if value is not None})
-
-
-def choose_network(
-    preset: str | None,
-    data: Dataset,
-    overrides: NetworkOverrides = NetworkOverrides(),
-    *,
-    start_from: Path | None = None,
-    resumed: ModelConfig | None = None,
-) -> ModelConfig:
-    """Choose the network to train.
-
-    Args:
-        preset: name of a preset; None chooses the one closest to the data.
-        data: images to train on; they set size, channels and classes if there is no preset.
-        overrides: changes to the chosen network.
-        start_from: checkpoint whose layers, widths and attention the network takes over.
-        resumed: network of a run to resume, which replaces preset and checkpoint.
-
-    Raises:
-        ValueError: the network is invalid, or ``resumed`` has another architecture than ``preset``.
-        CheckpointError: the checkpoint's network cannot be grown into the chosen one.
-    """
-    if resumed is not None:
-        check_same_architecture(preset, resumed)
-        network = resumed
-    elif preset is not None:
-        network = PRESETS[preset]
-    else:
-        height, width, channels = data.images.shape[1:]
-        closest = PRESETS["mnist" if channels == 1 else "cifar10"]
-        network = replace(
-            closest, height=height, width=width, classes=data.classes, n_layers=_DEFAULT_LAYERS
-        )
-    start = None
-    if start_from is not None and resumed is None:
-        start = read_config(start_from)
-        network = replace(network, **{name: getattr(start, name) for name in _START_FIELDS})
-    network = overrides.apply(network)
-    if start_from is not None and start is not None:
-        check_growable(start_from, start, network)
-    return network
-
-
-def check_same_architecture(preset: str | None, resumed: ModelConfig) -> None:
-    """Raise ``ValueError`` if a resumed run's network has another architecture than a preset."""
-    wanted = PRESETS[preset] if preset is not None else resumed
-    if different := [
-        name for name in _ARCHITECTURE_FIELDS if getattr(wanted, name) != getattr(resumed, name)
-    ]:
-        raise ValueError(
-            f"the run trains another network than {preset} ({', '.join(different)}): name the data "
-            "set it was started with, or choose another folder with --out"
-        )
-
-
-def choose_run_folder(
-    out: Path | None, dataset: str | None, images: Path | None, resume: bool
-) -> Path:
-    """Choose a run's folder: ``out``, else ``runs/`` and the name of the data.
-
-    Raises:
-        ValueError: the folder holds a run that is not to be resumed, or none to resume, or lies in
-            the folder of images.
-    """
-    folder = out or Path("runs") / (dataset or (images.resolve().name if images else ""))
-    if images and not dataset and folder.resolve().is_relative_to(images.resolve()):
-        raise ValueError(
-            f"the run's folder {folder} lies in {images}, so its sample images would become "
-            "training images: choose another folder with --out, and move an existing run there"
-        )
-    resumable = (folder / "training.pt").exists()
-    if resume and not resumable:
-        raise ValueError(f"there is no run to resume in {folder}")
-    if not resume:
-        _check_free(folder)
-    weights = weights_path(folder, {})
-    try:
-        weights.name.encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"the name of the folder {str(folder)!r} is not UTF-8, and the weights are named after "
-            "it: choose another folder with --out"
-        ) from None
-    if weights.exists() and not resume:
-        raise ValueError(
-            f"{folder} holds the weights {weights.name} but no run to resume: choose another "
-            f"folder with --out, and --from {weights} to start from these weights"
-        )
-    if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
-        raise ValueError(f"{folder} is a file or lies in one: choose another folder with --out")
-    return folder
-
-
-def check_resume_options(
-    resumed: ModelConfig,
-    size: int | None,
-    grey: bool,
-    start_from: Path | None,
-    hold_out: int | None = None,
-    held_out: int | None = None,
-) -> None:
-    """Raise ``ValueError`` if the options contradict the run to resume.
-
-    Done before the images are read, which may take long.
-
-    Args:
-        resumed: the run's network.
-        size: the option ``--size``.
-        grey: the option ``--grey``.
-        start_from: the option ``--from``.
-        hold_out: the option ``--hold-out``.
-        held_out: the number of images that the run holds out, if known.
-    """
-    if start_from:
-        raise ValueError(
-            "--from starts a new run and --resume continues one: leave one of them out"
-        )
-    if size is not None and size != resumed.height:
-        raise ValueError(f"the run's images have {resumed.height} pixels a side: leave out --size")
-    if grey and resumed.channels != 1:
-        raise ValueError("the run's images have colours: leave out --grey")
-    if None not in (hold_out, held_out) and hold_out != held_out:
-        raise ValueError(f"the run holds out {held_out} images: leave out --hold-out")
-
-
-def _check_free(folder: Path) -> None:
+def check_no_run(folder: Path) -> None:
+    """Raise ``ValueError`` if a folder holds a run."""
     if (folder / "training.pt").exists():
         raise ValueError(
             f"{folder} already holds a run: add --resume to continue it, or choose another folder "
@@ -215,12 +60,15 @@ def overfitting_report(validation: Sequence[Mapping[str, float]], trained: float
         )
     if last < least + _TOLERANCE:
         return ""
-    worse = f"on the held-out images: {least:.3f} bits/dim at step {step:,.0f}, {last:.3f} now"
+    worse = (
+        f"has become worse on the held-out images ({least:.3f} bits/dim at step {step:,.0f}, "
+        f"{last:.3f} now)"
+    )
     if trained > least + _TOLERANCE:
-        return f"\nthe network has become worse {worse}; {lower_rate}"
+        return f"\nthe network {worse}; {lower_rate}"
     return (
-        f"\nthe network overfits, it has become worse {worse}; train on more images, or in another "
-        f"folder with --steps {step:.0f}"
+        f"\nthe network overfits: it {worse}; train on more images, or in another folder with "
+        f"--steps {step:.0f}"
     )
 
 
@@ -300,7 +148,7 @@ class Run:
             if (
                 not self.resume
             ):  # another run may have started and ended since the folder was chosen
-                _check_free(self.folder)
+                check_no_run(self.folder)
             yield
 
     def _run_worker(self, device: torch.device, data: Dataset) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scanline.model.checkpoint import load_facts, read_config
-from scanline.model.config import PRESETS
+from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.data.dataset import Dataset
 from scanline.model.training.config import TrainingConfig, check_shift
 from scanline.model.training.datasets import (
@@ -17,15 +17,13 @@ from scanline.model.training.datasets import (
     load_training_data,
 )
 from scanline.model.training.distributed import choose_process_count
-from scanline.model.training.resume import check_resumable, read_saved_run
-from scanline.model.training.run import (
+from scanline.model.training.network_choice import (
     NetworkOverrides,
-    Run,
-    check_resume_options,
     check_same_architecture,
     choose_network,
-    choose_run_folder,
 )
+from scanline.model.training.resume import check_resumable, read_saved_run, weights_path
+from scanline.model.training.run import Run, check_no_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,3 +124,73 @@ def prepare_run(options: RunOptions) -> PreparedRun:
         start_from=options.start_from,
     )
     return PreparedRun(run, data, validation)
+
+
+def choose_run_folder(
+    out: Path | None, dataset: str | None, images: Path | None, resume: bool
+) -> Path:
+    """Choose a run's folder: ``out``, else ``runs/`` and the name of the data.
+
+    Raises:
+        ValueError: the folder holds a run that is not to be resumed, or none to resume, or lies in
+            the folder of images.
+    """
+    folder = out or Path("runs") / (dataset or (images.resolve().name if images else ""))
+    if images and not dataset and folder.resolve().is_relative_to(images.resolve()):
+        raise ValueError(
+            f"the run's folder {folder} lies in {images}, so its sample images would become "
+            "training images: choose another folder with --out, and move an existing run there"
+        )
+    resumable = (folder / "training.pt").exists()
+    if resume and not resumable:
+        raise ValueError(f"there is no run to resume in {folder}")
+    if not resume:
+        check_no_run(folder)
+    weights = weights_path(folder, {})
+    try:
+        weights.name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"the name of the folder {str(folder)!r} is not UTF-8, and the weights are named after "
+            "it: choose another folder with --out"
+        ) from None
+    if weights.exists() and not resume:
+        raise ValueError(
+            f"{folder} holds the weights {weights.name} but no run to resume: choose another "
+            f"folder with --out, and --from {weights} to start from these weights"
+        )
+    if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
+        raise ValueError(f"{folder} is a file or lies in one: choose another folder with --out")
+    return folder
+
+
+def check_resume_options(
+    resumed: ModelConfig,
+    size: int | None,
+    grey: bool,
+    start_from: Path | None,
+    hold_out: int | None = None,
+    held_out: int | None = None,
+) -> None:
+    """Raise ``ValueError`` if the options contradict the run to resume.
+
+    Done before the images are read, which may take long.
+
+    Args:
+        resumed: the run's network.
+        size: the option ``--size``.
+        grey: the option ``--grey``.
+        start_from: the option ``--from``.
+        hold_out: the option ``--hold-out``.
+        held_out: the number of images that the run holds out, if known.
+    """
+    if start_from:
+        raise ValueError(
+            "--from starts a new run and --resume continues one: leave one of them out"
+        )
+    if size is not None and size != resumed.height:
+        raise ValueError(f"the run's images have {resumed.height} pixels a side: leave out --size")
+    if grey and resumed.channels != 1:
+        raise ValueError("the run's images have colours: leave out --grey")
+    if None not in (hold_out, held_out) and hold_out != held_out:
+        raise ValueError(f"the run holds out {held_out} images: leave out --hold-out")

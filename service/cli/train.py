@@ -96,7 +96,7 @@ def train(
     download: Download = False,
 ) -> None:
     """Train a model on MNIST, CIFAR-10 or a folder of pictures; --resume continues after Ctrl-C."""
-    from scanline.model.training.run import NetworkOverrides
+    from scanline.model.training.network_choice import NetworkOverrides
     from scanline.model.training.setup import RunOptions, prepare_run
     from scanline.service.cli.grid import save_progress
 

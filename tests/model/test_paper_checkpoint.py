@@ -151,7 +151,7 @@ def cast(change: Callable[[Tensor], Tensor]) -> Callable[[dict[Any, Any]], objec
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda t: t.pop("predictor.bias"), r"missing \['head.predictor.bias'\]"),
         (lambda t: t.pop(f"{LAYER1}.norm2.weight"), r"missing \['blocks.1.norm2.weight'\]"),
@@ -182,7 +182,7 @@ def cast(change: Callable[[Tensor], Tensor]) -> Callable[[dict[Any, Any]], objec
 def test_other_networks_are_rejected(
     tmp_path: Path,
     change: Callable[[dict[Any, Any]], object],
-    says: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     small = PRESETS["mnist-paper"].to_dict() | {"n_layers": 2}
@@ -190,7 +190,7 @@ def test_other_networks_are_rejected(
     tensors = authors_tensors(2)
     change(tensors)
     torch.save(tensors, tmp_path / "theirs.pt")
-    with pytest.raises(CheckpointError, match=says):
+    with pytest.raises(CheckpointError, match=message):
         import_paper_checkpoint(tmp_path / "theirs.pt", "mnist-paper")
 
 

@@ -92,7 +92,7 @@ class Mirror(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
         self.broken: set[str] = set()
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def source(self) -> Source:
         digests = {file: hashlib.sha256(body).hexdigest() for file, body in self.files.items()}
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         name = self.path.removeprefix("/")
-        mirror.asked.append(name)
+        mirror.requested.append(name)
         assert self.headers["Accept-Encoding"] == "identity"
         if name not in mirror.files:
             self.send_error(404)
@@ -151,7 +151,7 @@ def test_missing_data_set_is_downloaded_once(
         data.load_dataset("mnist", "train", tmp_path / "data")
     assert len(data.load_dataset("mnist", "train", tmp_path / "data", download=True)) == 6
     assert len(data.load_dataset("mnist", "test", tmp_path / "data", download=True)) == 6
-    assert len(mnist_mirror.asked) == 4
+    assert len(mnist_mirror.requested) == 4
     folder = tmp_path / "data" / "mnist"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == mnist_mirror.files
 
@@ -173,9 +173,12 @@ def test_only_missing_or_damaged_files_are_downloaded(tmp_path: Path, mnist_mirr
     folder = download.download("mnist", tmp_path, source=source)
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(b"damaged")
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    mnist_mirror.asked.clear()
+    mnist_mirror.requested.clear()
     download.download("mnist", tmp_path, source=source)
-    assert set(mnist_mirror.asked) == {"train-labels-idx1-ubyte.gz", "t10k-labels-idx1-ubyte.gz"}
+    assert set(mnist_mirror.requested) == {
+        "train-labels-idx1-ubyte.gz",
+        "t10k-labels-idx1-ubyte.gz",
+    }
     assert len(data.load_dataset("mnist", "train", tmp_path)) == 6
 
 
@@ -192,7 +195,7 @@ def test_cifar10_archive_is_downloaded_and_read(tmp_path: Path, mirror: Mirror) 
     [
         ("mismatch", "sent another file than the published one"),
         ("404", "answered 404 Not Found: try again later, or copy .* into"),
-        ("broken off", "cannot be downloaded"),
+        ("truncated", "cannot be downloaded"),
         ("nobody there", "cannot be downloaded .* check the network"),
         ("bad address", "cannot be downloaded"),
     ],
@@ -206,7 +209,7 @@ def test_failed_download_is_reported_and_leaves_no_file(
         mirror.files["a.gz"] = bytes(100)
     elif fault == "404":
         del mirror.files["a.gz"]
-    elif fault == "broken off":
+    elif fault == "truncated":
         mirror.broken.add("a.gz")
     elif fault == "nobody there":
         with Mirror() as other:  # closed again, so nothing listens on its port

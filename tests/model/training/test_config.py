@@ -45,7 +45,7 @@ def test_learning_rate_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"steps": 0}, "steps must be at least 1, not 0"),
         ({"batch": -1}, "batch must be at least 1, not -1"),
@@ -64,6 +64,6 @@ def test_learning_rate_schedule() -> None:
     ],
     ids=str,
 )
-def test_invalid_settings_are_rejected(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_invalid_settings_are_rejected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         TrainingConfig(**({"steps": 10} | fields))

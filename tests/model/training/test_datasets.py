@@ -72,15 +72,15 @@ def test_training_images_are_not_used_for_evaluation(
     held_out = 0 if validation is None else len(validation)
     assert held_out == (min(1000, count // 10) if hold_out is None else hold_out)
     facts = {"trained_on": dataset_fingerprint(data), "held_out": held_out}
-    learned, judged = load_judge_data(grey, facts, None, *given)
+    training_images, test_images = load_judge_data(grey, facts, None, *given)
     measured = load_test_data(grey, facts, None, *given)
-    assert not numbers(learned) & numbers(judged)
-    for seen in (measured, judged):
+    assert not numbers(training_images) & numbers(test_images)
+    for evaluated in (measured, test_images):
         if held_out:
-            assert numbers(seen) == numbers(validation)
-            assert "held out" in seen.note
+            assert numbers(evaluated) == numbers(validation)
+            assert "held out" in evaluated.note
         else:
-            assert "the model was trained on all of them" in seen.note
+            assert "the model was trained on all of them" in evaluated.note
     if hold_out is None and held_out:  # metadata of an earlier version
         assert numbers(load_judge_data(grey, {}, None, *given)[1]) == numbers(validation)
     for other in ({}, facts | {"trained_on": "other"}, facts | {"held_out": count}):
@@ -169,11 +169,11 @@ def test_single_image_cannot_be_judged_with(tmp_path: Path) -> None:
         load_judge_data(tiny_config(), {}, None, tmp_path, None, False)
 
 
-@pytest.mark.parametrize(("asked", "held_out"), [(None, 4), (4, 4), (6, 6)])
+@pytest.mark.parametrize(("hold_out", "held_out"), [(None, 4), (4, 4), (6, 6)])
 def test_images_seen_by_starting_checkpoint_are_not_held_out_or_reported(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    asked: int | None,
+    hold_out: int | None,
     held_out: int,
 ) -> None:
 
@@ -185,7 +185,7 @@ def test_images_seen_by_starting_checkpoint_are_not_held_out_or_reported(
     assert held is not None
     facts = {"trained_on": dataset_fingerprint(trained), "held_out": len(held)}
     for start in (facts, {"trained_on": "x", "held_out": 3, "started_from": {"runs": [facts]}}):
-        data, validation = load(asked, start)
+        data, validation = load(hold_out, start)
         assert validation is not None
         assert len(validation) == held_out
         seen = len(numbers(validation) & numbers(trained))

@@ -334,7 +334,7 @@ def test_non_finite_weights_are_not_saved(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (Dataset("x", np.zeros((4, 4, 5, 1), np.uint8), None, CLASSES), "images have shape"),
         (Dataset("x", np.zeros((4, 5, 4, 3), np.uint8), None, CLASSES), "images have shape"),
@@ -343,7 +343,7 @@ def test_non_finite_weights_are_not_saved(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_data_that_do_not_fit_the_network_are_rejected(
-    tmp_path: Path, data: Dataset, says: str
+    tmp_path: Path, data: Dataset, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         Trainer(MODEL, CONFIG, tmp_path, CPU).train(data, None, StopSignal(), quiet=True)

@@ -1,0 +1,95 @@
+"""Choice of the network to train: a preset, a checkpoint's sizes, and a user's overrides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scanline.model.checkpoint import read_config
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.data.dataset import Dataset
+from scanline.model.training.growth import check_growable
+
+_DEFAULT_LAYERS = 4  # for a user's own images: there are few of them and little time
+# Fields taken from the checkpoint that a run starts from.
+_START_FIELDS = ("n_layers", "d_model", "d_ff", "n_heads", "attention", "feature_map")
+# Fields that identify an architecture; a preset's sizes and parts may change between versions.
+_ARCHITECTURE_FIELDS = ("input", "order", "head", "norm", "activation", "positions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOverrides:
+    """Changes to a preset's network; None keeps the preset's value.
+
+    ``width`` sets ``d_model``, and ``d_ff`` to four times as much.
+    """
+
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    attention: str | None = None
+    feature_map: str | None = None
+
+    def apply(self, network: ModelConfig) -> ModelConfig:
+        """Return the changed network; raise ``ValueError`` if it is invalid."""
+        fields: dict[str, Any] = {
+            "n_layers": self.layers, "d_model": self.width, "n_heads": self.heads,
+            "d_ff": None if self.width is None else 4 * self.width,
+            "attention": self.attention, "feature_map": self.feature_map,
+        }  # fmt: skip
+        return replace(network, **{n: value for n, value in fields.items() if value is not None})
+
+
+def choose_network(
+    preset: str | None,
+    data: Dataset,
+    overrides: NetworkOverrides = NetworkOverrides(),
+    *,
+    start_from: Path | None = None,
+    resumed: ModelConfig | None = None,
+) -> ModelConfig:
+    """Choose the network to train.
+
+    Args:
+        preset: name of a preset; None chooses the one closest to the data.
+        data: images to train on; they set size, channels and classes if there is no preset.
+        overrides: changes to the chosen network.
+        start_from: checkpoint whose layers, widths and attention the network takes over.
+        resumed: network of a run to resume, which replaces preset and checkpoint.
+
+    Raises:
+        ValueError: the network is invalid, or ``resumed`` has another architecture than ``preset``.
+        CheckpointError: the checkpoint's network cannot be grown into the chosen one.
+    """
+    if resumed is not None:
+        check_same_architecture(preset, resumed)
+        network = resumed
+    elif preset is not None:
+        network = PRESETS[preset]
+    else:
+        height, width, channels = data.images.shape[1:]
+        closest = PRESETS["mnist" if channels == 1 else "cifar10"]
+        network = replace(
+            closest, height=height, width=width, classes=data.classes, n_layers=_DEFAULT_LAYERS
+        )
+    start = None
+    if start_from is not None and resumed is None:
+        start = read_config(start_from)
+        network = replace(network, **{name: getattr(start, name) for name in _START_FIELDS})
+    network = overrides.apply(network)
+    if start_from is not None and start is not None:
+        check_growable(start_from, start, network)
+    return network
+
+
+def check_same_architecture(preset: str | None, resumed: ModelConfig) -> None:
+    """Raise ``ValueError`` if a resumed run's network has another architecture than a preset."""
+    wanted = PRESETS[preset] if preset is not None else resumed
+    if different := [
+        name for name in _ARCHITECTURE_FIELDS if getattr(wanted, name) != getattr(resumed, name)
+    ]:
+        raise ValueError(
+            f"the run trains another network than {preset} ({', '.join(different)}): name the data "
+            "set it was started with, or choose another folder with --out"
+        )
