@@ -181,5 +181,5 @@ def test_triton_backend_names_an_unsupported_map(name: str) -> None:
 
     reason = TritonDecoder.unsupported(tiny_config(feature_map=name))
     assert reason == f"feature_map {name!r} (supported: elu)"
-    with pytest.raises(ValueError, match="feature map is 'elu', or None"):
+    with pytest.raises(ValueError, match="feature map must be 'elu' or None"):
         triton_linear_attention(*qkv(3)[:3], feature_map=name)  # type: ignore[arg-type]
