@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from scanline.service.engine.generation import Generation, Image
+from scanline.service.engine.generation import Generation, GenerationSpec, Image
 from scanline.service.engine.time_share import is_small
 
 SPARE_SCAN_LIMIT = 256  # waiting generations that are considered for spare slots
@@ -105,42 +105,47 @@ class FairQueue:
         An image with known pixels to prefill is admitted only while its group may prefill.
         """
         free, spare = limits.free, limits.spare
-        at_once, prefill_left = limits.at_once, limits.prefill_pixels
-        largest_demand = limits.largest_demand
+        at_once, prefill_pixels = limits.at_once, limits.prefill_pixels
         admitted: list[Admission] = []
+
+        def fits(spec: GenerationSpec) -> bool:
+            # The first image is admitted even if it alone exceeds a limit.
+            return not admitted or (spec.slots <= at_once and spec.prefill_pixels <= prefill_pixels)
+
+        def may_prefill(generation: Generation, largest_demand: int) -> bool:
+            small = is_small(generation, largest_demand)
+            allowed = limits.prefill_small if small else limits.prefill_large
+            return allowed or not generation.spec.prefill_pixels
+
+        def admit_next(generation: Generation, *, spare: bool) -> None:
+            nonlocal at_once, prefill_pixels
+            at_once -= generation.spec.slots
+            prefill_pixels = max(prefill_pixels - generation.spec.prefill_pixels, 0)
+            image = generation.images[generation.next_index]
+            generation.next_index += 1
+            self.rotate(generation)
+            admitted.append(Admission(generation, image, spare))
+
+        largest = limits.largest_demand
         while self:
             generation = self.peek()
-            slots, prefill = generation.spec.slots, generation.spec.prefill_pixels
-            if slots > free or (admitted and (slots > at_once or prefill > prefill_left)):
+            slots = generation.spec.slots
+            if slots > free or not fits(generation.spec) or not may_prefill(generation, largest):
                 break
-            small = is_small(generation, largest_demand)
-            if prefill and not (limits.prefill_small if small else limits.prefill_large):
-                break
-            free, at_once = free - slots, at_once - slots
-            prefill_left = max(prefill_left - prefill, 0)
-            admitted.append(self._admit_image(generation, spare=False))
-        if self:
-            largest_demand = max(largest_demand, self.peek().slot_demand)
-        for generation in tuple(islice(self, SPARE_SCAN_LIMIT)) if spare else ():
-            slots, prefill = generation.spec.slots, generation.spec.prefill_pixels
-            if (
-                not is_small(generation, largest_demand)
-                or slots > spare
-                or (prefill and not limits.prefill_small)
-            ):
-                continue
-            if admitted and (slots > at_once or prefill > prefill_left):
-                break
-            spare, at_once = spare - slots, at_once - slots
-            prefill_left = max(prefill_left - prefill, 0)
-            admitted.append(self._admit_image(generation, spare=True))
+            free -= slots
+            admit_next(generation, spare=False)
+        if self and spare:
+            largest = max(largest, self.peek().slot_demand)
+            for generation in tuple(islice(self, SPARE_SCAN_LIMIT)):
+                slots = generation.spec.slots
+                small = is_small(generation, largest)
+                if not small or slots > spare or not may_prefill(generation, largest):
+                    continue
+                if not fits(generation.spec):
+                    break
+                spare -= slots
+                admit_next(generation, spare=True)
         return admitted
-
-    def _admit_image(self, generation: Generation, *, spare: bool) -> Admission:
-        image = generation.images[generation.next_index]
-        generation.next_index += 1
-        self.rotate(generation)
-        return Admission(generation, image, spare)
 
     def remove(self, generation: Generation) -> None:
         """Remove a generation, even if it has waiting images."""
