@@ -1,4 +1,4 @@
-"""Time that stands still until a test moves it, for an engine and for an event loop."""
+"""Fake clocks for engines and event loops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Clock:
-    """An engine's clock: every call gives ``now``, which is the test's to move."""
+    """Engine clock that returns ``now``, which the test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -21,7 +21,7 @@ class Clock:
 
 
 class _Skipping(selectors.SelectSelector):
-    """Never waits for a timeout: where nothing is ready, that much time has passed."""
+    """Selector that never waits: if nothing is ready, it advances the time by the timeout."""
 
     passed = 0.0
 
@@ -42,6 +42,6 @@ class _SkippingLoop(asyncio.SelectorEventLoop):
 
 
 def run_skipping(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a loop whose time passes only, and at once, while all in it sleep."""
+    """Run a coroutine in an event loop whose sleeps take no real time."""
     with asyncio.Runner(loop_factory=_SkippingLoop) as runner:
         return runner.run(main)

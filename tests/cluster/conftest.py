@@ -1,4 +1,4 @@
-"""What the tests of a cluster compare with."""
+"""Local engine that the cluster tests compare with."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.service.fixtures import save_tiny, settings
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Give an engine in this process, with the weights of every ``LoadedModel``."""
-    folder = tmp_path_factory.mktemp("alone")
+def local_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Run an engine in this process with the weights of every ``ClusterServer``."""
+    folder = tmp_path_factory.mktemp("local_engine")
     save_tiny(folder, config=CONFIG)
     engine = open_engine(load_checkpoint(folder / "tiny.safetensors"), settings(slots=64))
     yield engine

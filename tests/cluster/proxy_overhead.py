@@ -1,9 +1,9 @@
-"""What a cluster's ways in cost: ``python -m tests.cluster.proxy_overhead``.
+"""Benchmark of the cluster's HTTP frontends: ``python -m tests.cluster.proxy_overhead``.
 
-Serves the shipped ``mnist`` three times: by one process without a cluster, by a process before one
-replica (``scanline serve --cluster``), and by Ray Serve's own proxy before the application and one
-replica. Asks each for images in every form of a reply, several times in turn, and prints the median
-images/s of each, and its share of the first's.
+Serves the shipped ``mnist`` in three modes: one process without a cluster, ``scanline serve
+--cluster`` with one replica, and the Ray Serve application with one replica behind Ray Serve's
+proxy. Requests images in every reply format from each, and prints the median images/s and the
+ratio to the first mode.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from scanline.kernels.native.cpu import cpu, usable_cores
 from scanline.model.checkpoint import SHIPPED_WEIGHTS
 from scanline.service.bench.http_clients import send_request
 from scanline.service.bench.http_overhead import REPLY_FORMATS
-from tests.cluster.ray_service import LoadedModel
+from tests.cluster.ray_service import ClusterServer
 from tests.server_processes import server_process
 
 CLIENTS, IMAGES, ROUNDS, REPEATS = 4, 16, 2, 3
-WAYS = {"one process": None, "serve --cluster": "serve", "Ray Serve's proxy": "proxy"}
+MODES = {"one process": None, "serve --cluster": "serve", "Ray Serve's proxy": "proxy"}
 
 
 @contextlib.contextmanager
-def serving(way: str | None) -> Iterator[int]:
-    """Serve in one of the ways, and give the port."""
-    if way is None:
+def serve(mode: str | None) -> Iterator[int]:
+    """Serve in a mode, and yield the port."""
+    if mode is None:
         with server_process() as (url, _):
             yield httpx.URL(url).port or 80
         return
@@ -44,8 +44,8 @@ def serving(way: str | None) -> Iterator[int]:
         "slots": 64,
     }
     with tempfile.TemporaryDirectory() as folder:
-        served = LoadedModel(
-            Path(folder), way, **settings, max_waiting=1024, min_replicas=1, max_replicas=1,
+        served = ClusterServer(
+            Path(folder), mode, **settings, max_waiting=1024, min_replicas=1, max_replicas=1,
             replica_cpus=2,
         )  # fmt: skip
         try:
@@ -54,8 +54,8 @@ def serving(way: str | None) -> Iterator[int]:
             served.end()
 
 
-def rate(port: int, accept: str, body: dict[str, Any]) -> float:
-    """Have clients ask side by side, some times each, and give images a second."""
+def images_per_second(port: int, accept: str, body: dict[str, Any]) -> float:
+    """Measure images/s of several simultaneous clients."""
 
     def client(_: int) -> None:
         for _ in range(ROUNDS):
@@ -68,19 +68,19 @@ def rate(port: int, accept: str, body: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    """Measure every form in every way."""
+    """Measure every reply format in every mode."""
     rates: dict[str, dict[str, float]] = {}
-    for name, way in WAYS.items():
-        with serving(way) as port:
+    for name, mode in MODES.items():
+        with serve(mode) as port:
             seen: dict[str, list[float]] = {form: [] for form in REPLY_FORMATS}
-            for _ in range(REPEATS + 1):  # the first is to warm it
+            for _ in range(REPEATS + 1):  # the first round warms up
                 for form, (accept, body) in REPLY_FORMATS.items():
-                    seen[form].append(rate(port, accept, body))
+                    seen[form].append(images_per_second(port, accept, body))
             rates[name] = {form: statistics.median(each[1:]) for form, each in seen.items()}
     print(f"mnist, {cpu()[0]}, {usable_cores()} cores; images/s, and the share of one process")
-    print(f"| form | {' | '.join(WAYS)} |\n|---|{'---|' * len(WAYS)}")
+    print(f"| form | {' | '.join(MODES)} |\n|---|{'---|' * len(MODES)}")
     for form in REPLY_FORMATS:
-        first, *others = (rates[name][form] for name in WAYS)
+        first, *others = (rates[name][form] for name in MODES)
         cells = [f"{first:.1f}", *(f"{one:.1f} ({one / first:.0%})" for one in others)]
         print(f"| {form} | {' | '.join(cells)} |")
 

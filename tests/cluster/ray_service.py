@@ -1,4 +1,4 @@
-"""The whole service over a Ray cluster of its own, as processes, in both ways that there are."""
+"""Processes of a Ray cluster and of the service, in both modes of deployment."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ SETTINGS: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def head(cpus: int = 2) -> Iterator[str]:
-    """Run the head of a Ray cluster, with so many CPUs to draw with, and give its address."""
-    folder, port = _short_folder(), free_port()
+def head_node(cpus: int = 2) -> Iterator[str]:
+    """Run the head node of a Ray cluster, and yield its address."""
+    folder, port = _make_ray_folder(), free_port()
     process = _start(
         cpus, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"
     )
@@ -53,21 +53,21 @@ def head(cpus: int = 2) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def machine(address: str, cpus: int) -> Iterator[Callable[[], None]]:
-    """Run a machine of the cluster at an address, and give what ends it, as a loss of power."""
+def worker_node(address: str, cpus: int) -> Iterator[Callable[[], None]]:
+    """Run a worker node, and yield a function that kills it like a power failure."""
     mark = f"TEST_MACHINE={uuid4()}"
 
     def lose() -> None:
         for one in processes_with(mark):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # it may have ended meanwhile
                 os.kill(one, signal.SIGKILL)
 
     with tempfile.NamedTemporaryFile() as log:
         process = _start(cpus, f"--address={address}", mark=mark, output=log.fileno())
         try:
-            # Of two that begin at once on one machine, one waits for ever.
+            # If two start at once on one machine, one hangs.
             started = "Ray runtime started"
-            until(lambda: started in Path(log.name).read_text(), "the machine")
+            until(lambda: started in Path(log.name).read_text(), "the worker node")
             yield lose
         finally:
             lose()
@@ -90,25 +90,29 @@ def _start(
     )
 
 
-def _short_folder() -> Path:
-    """Make a folder for Ray, whose sockets are in it."""
+def _make_ray_folder() -> Path:
+    """Create a folder with a short path for Ray, because it has Unix sockets there."""
     return Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
 
 
 def processes_with(variable: str) -> Iterator[int]:
-    """Give the processes that have this, ``NAME=value``, in their environment."""
+    """Return the processes that have ``NAME=value`` in their environment."""
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
             if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
                 yield int(process.name)
 
 
-class LoadedModel:
-    """A server as a process, its address, and what it says; ``way`` is ``serve`` or ``proxy``.
+class ClusterServer:
+    """A server process.
 
-    ``serve`` is ``scanline serve --cluster``, in the cluster at ``address`` or one of its own, and
-    ``proxy`` the application in a config file of Ray Serve, whose own proxy listens. It is ready
-    with so many ``replicas`` of its models together; by default the least of one.
+    Args:
+        folder: Folder for weights, logs and config.
+        way: ``serve`` for ``scanline serve --cluster``, or ``proxy`` for the application in a Ray
+            Serve config, whose own proxy listens.
+        address: Address of an existing cluster, or None to start one.
+        replicas: Number of replicas of all models to wait for; by default the minimum of one model.
+        changes: Settings that differ from the defaults here.
     """
 
     def __init__(
@@ -124,7 +128,7 @@ class LoadedModel:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = folder / "log"
-        self._ray = _short_folder()
+        self._ray = _make_ray_folder()
         settings = SETTINGS | {"weights": str(folder)} | changes
         own = {
             "RAY_TMPDIR": str(self._ray), "RAY_USAGE_STATS_ENABLED": "0",
@@ -154,7 +158,7 @@ class LoadedModel:
         self.end()
 
     def end(self) -> None:
-        """End the process, in whatever state it is, and all that it began."""
+        """Kill the process and everything that it started."""
         self.process.terminate()
         try:
             self.process.wait(60)
@@ -164,13 +168,13 @@ class LoadedModel:
         shutil.rmtree(self._ray, ignore_errors=True)
 
     def wait_ready(self, replicas: int) -> None:
-        """Wait until so many replicas report, and every model has one."""
+        """Wait until the expected number of replicas report, and every model has one."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             assert self.process.poll() is None, self.log()
             assert time.monotonic() < deadline, f"not ready: {self.log()}"
             try:
-                found = len(self.by_replica("scanline_slots"))
+                found = len(self.metric_by_replica("scanline_slots"))
                 if found == replicas and httpx.get(f"{self.url}/readyz", timeout=60).is_success:
                     return
             except httpx.TransportError:
@@ -178,21 +182,21 @@ class LoadedModel:
             time.sleep(0.2)
 
     def wait_idle(self) -> None:
-        """Wait until no replica draws anything, and all of them have told so."""
+        """Wait until all replicas report that they are idle."""
         deadline = time.monotonic() + 120
         before = None
-        # A report tells of the second before it, and may be another second old.
-        while any(self.by_replica("scanline_slots_in_use").values()) or before != (
-            before := self.by_replica("scanline_pixels_total")
+        # A report covers the second before it, and may be one second old.
+        while any(self.metric_by_replica("scanline_slots_in_use").values()) or before != (
+            before := self.metric_by_replica("scanline_pixels_total")
         ):
             assert time.monotonic() < deadline, "replicas still draw what nobody wants"
             time.sleep(2.5)
 
     def wait_drawn(self, before: dict[str, float], pixels: int) -> list[float]:
-        """Wait until the replicas report so many pixels since then, and give the share of each."""
+        """Wait until the replicas have drawn that many pixels, and return each one's pixels."""
         deadline = time.monotonic() + 60
         while True:
-            after = self.by_replica("scanline_pixels_total")
+            after = self.metric_by_replica("scanline_pixels_total")
             shares = [count - before.get(replica, 0) for replica, count in after.items()]
             if sum(shares) >= pixels:
                 assert sum(shares) == pixels
@@ -200,31 +204,31 @@ class LoadedModel:
             assert time.monotonic() < deadline, f"{sum(shares)} of {pixels} pixels are reported"
             time.sleep(0.2)
 
-    def by_replica(self, metric: str) -> dict[str, float]:
-        """Read a metric of one model off a scrape, by replica."""
+    def metric_by_replica(self, metric: str) -> dict[str, float]:
+        """Read a model's metric, by replica."""
         scraped = httpx.get(f"{self.url}/metrics", timeout=60).text
         found = re.findall(rf'^{metric}{{.*replica="([^"]+)".*}} (\S+)$', scraped, re.M)
         return {replica: float(value) for replica, value in found}
 
     def pids(self) -> list[int]:
-        """Give the processes of the replicas, all of this server's own."""
+        """Return the process ids of this server's replicas."""
         found = []
         for process in processes_with(f"RAY_TMPDIR={self._ray}"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # it may have ended meanwhile
                 name = Path(f"/proc/{process}/cmdline").read_bytes()
                 if name.startswith(b"ray::ServeReplica") and b":tiny" in name:
                     found.append(process)
         return found
 
     def log(self) -> str:
-        """Give all that the server wrote, wherever Ray keeps it."""
+        """Return all logs of the server, including Ray's."""
         kept = self._ray.glob("**/logs/**/*")
         texts = [one.read_text(errors="replace") for one in kept if one.is_file()]
         return "\n".join([self._log.read_text(), *texts])
 
 
 def write_config(folder: Path, port: int, settings: dict[str, Any]) -> Path:
-    """Write the project's config file of Ray Serve, with a port and settings of a test."""
+    """Write the project's Ray Serve config with a test's port and settings."""
     from scanline.service import distributed
 
     config = yaml.safe_load((Path(distributed.__file__).parent / "serve.yaml").read_text())
@@ -236,7 +240,7 @@ def write_config(folder: Path, port: int, settings: dict[str, Any]) -> Path:
     return path
 
 
-def expected(alone: Engine, spec: GenerationSpec) -> dict[int, NDArray[np.uint8]]:
-    """Give the images of a generation as one engine draws them, by index."""
-    generation = drawn(alone, spec)
+def expected(local_engine: Engine, spec: GenerationSpec) -> dict[int, NDArray[np.uint8]]:
+    """Return a generation's images as a local engine draws them, by index."""
+    generation = drawn(local_engine, spec)
     return {image.index: image.read(0, CONFIG.pixels) for image in generation.images}

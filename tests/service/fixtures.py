@@ -1,4 +1,4 @@
-"""Shared by the tests of service/: a decoder whose pixels can be computed, servers, SSE parsing."""
+"""Fixtures of the service's tests: fake decoders, servers, clients and images."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from scanline.service.state import AppState, LoadedModel
 from tests.conftest import random_network
 from tests.sse_client import Event, parse_sse
 
-DEADLINE = 60.0  # generous: reached only by a test that fails
+DEADLINE = 60.0  # generous; reached only by failing tests
 
 GREY = ModelConfig(
     height=6, width=5, n_layers=1, n_heads=2, d_model=8, d_ff=16, classes=("zero", "one", "a frog")
@@ -61,10 +61,10 @@ cached_noise = functools.lru_cache(4096)(image_noise)
 
 
 class FakeDecoder(Decoder):
-    """Every pixel is a plain function of its uniforms, its label and all the pixels before it.
+    """Decoder whose pixels are a simple function of uniforms, label and all earlier pixels.
 
-    ``before_step`` is called with the slots of each step, ``before_load`` with those loaded,
-    and may raise or block.
+    The hooks ``before_step`` and ``before_load`` are called with the slots, and may raise or
+    block.
     """
 
     backend = "fake"
@@ -121,7 +121,7 @@ class FakeDecoder(Decoder):
 
 
 class LateDecoder(FakeDecoder):
-    """The same on a pretended device: what a launch draws is seen once it has landed."""
+    """Fake decoder on a fake device: a launch's pixels are visible once it is synchronized."""
 
     supports_prefill = False
     max_in_flight = 2
@@ -130,7 +130,7 @@ class LateDecoder(FakeDecoder):
         super().__init__(config, max_slots)
         self.device = FakeDecoder(config, max_slots)
         self.device.supports_prefill = False
-        self.launched: list[tuple[list[int], list[Shown]]] = []  # the slots in flight
+        self.launched: list[tuple[list[int], list[SlotContents]]] = []  # the slots in flight
 
     @property
     def scheduled_positions(self) -> NDArray[np.int32]:
@@ -144,7 +144,7 @@ class LateDecoder(FakeDecoder):
             for listed, flight in self.launched
         ]
         for slot in begun:
-            self._show(Shown.of(self.device, slot))
+            self._show(SlotContents.of(self.device, slot))
 
     def step(self, slots: Slots, n: int) -> None:
         self.launch(slots, n)
@@ -154,7 +154,7 @@ class LateDecoder(FakeDecoder):
         listed = [int(slot) for slot in slots]
         self.steps.append((listed, n))
         self.device.step(slots, n)
-        self.launched.append((listed, [Shown.of(self.device, slot) for slot in listed]))
+        self.launched.append((listed, [SlotContents.of(self.device, slot) for slot in listed]))
 
     def synchronize(self, remaining: int = 0) -> None:
         while len(self.launched) > remaining:
@@ -163,14 +163,14 @@ class LateDecoder(FakeDecoder):
             for shown in flight:
                 self._show(shown)
 
-    def _show(self, shown: Shown) -> None:
+    def _show(self, shown: SlotContents) -> None:
         slot = shown.slot
         self.canvas[slot], self.bits[slot] = shown.canvas, shown.bits
         self.positions[slot] = shown.position
 
 
-class Shown(NamedTuple):
-    """What is to be seen of a slot."""
+class SlotContents(NamedTuple):
+    """Visible contents of a slot."""
 
     slot: int
     canvas: NDArray[np.uint8]
@@ -178,8 +178,8 @@ class Shown(NamedTuple):
     position: int
 
     @classmethod
-    def of(cls, decoder: Decoder, slot: int) -> Shown:
-        """Copy what is there now."""
+    def of(cls, decoder: Decoder, slot: int) -> SlotContents:
+        """Copy a slot's present contents."""
         position = int(decoder.positions[slot])
         return cls(slot, decoder.canvas[slot].copy(), decoder.bits[slot].copy(), position)
 
@@ -187,13 +187,13 @@ class Shown(NamedTuple):
 def fake_pixel(
     state: int, noise: NDArray[np.float32], label: int, temperature: float, channels: int
 ) -> tuple[int, list[int]]:
-    """Give the fake's next pixel, from the running sum of what came before."""
+    """Return the fake decoder's next state and pixel values."""
     drawn = int(float(noise[0]) * 251 * (temperature > 0))
     return state, [(drawn + state + 17 * label + 5 * c) % 256 for c in range(channels)]
 
 
 def fake_image(config: ModelConfig, spec: GenerationSpec, index: int) -> NDArray[np.uint8]:
-    """Compute, alone, what ``FakeDecoder`` must draw for an image: uint8 ``[T, C]``."""
+    """Compute the pixels that ``FakeDecoder`` must draw for an image: uint8 ``[T, C]``."""
     noise = image_noise(image_seed(spec.seed, index), config.pixels, config.draws)
     pixels = np.zeros((config.pixels, config.channels), np.uint8)
     state = 0
@@ -210,19 +210,19 @@ def fake_image(config: ModelConfig, spec: GenerationSpec, index: int) -> NDArray
 
 
 def tiny_model(config: ModelConfig = GREY) -> LinearTransformer:
-    """Give a small random network, float32, as a checkpoint would."""
+    """Return a small random float32 network."""
     return random_network(config).float()
 
 
 def save_tiny(folder: Path, name: str = "tiny", config: ModelConfig = GREY) -> Path:
-    """Write a small random checkpoint and give its path."""
+    """Write a small random checkpoint, and return its path."""
     path = folder / f"{name}.safetensors"
     save_checkpoint(path, tiny_model(config), {"validation": [{"bits_per_dim": 5.5}]})
     return path
 
 
 def settings(**fields: Any) -> Settings:
-    """Give settings for a test: the reference backend, and few slots."""
+    """Return settings for tests: the reference backend and few slots."""
     given: dict[str, Any] = {"backend": "reference", "slots": 8, "drain_seconds": 0.0, "port": 0}
     return Settings(**given | fields)
 
@@ -230,7 +230,7 @@ def settings(**fields: Any) -> Settings:
 def build(
     fields: dict[str, Any] | None = None, decoders: dict[str, Decoder] | None = None
 ) -> tuple[AppState, Any]:
-    """Make a server's state and its application: two tiny models, or the decoders given."""
+    """Create the application and its state, with two tiny models or the given decoders."""
     app_state = AppState(settings(**(fields or {})))
 
     def open_models() -> None:
@@ -251,7 +251,7 @@ def build(
 
 @contextlib.contextmanager
 def listening(app: Any, ready: Callable[[], bool], port: int = 0) -> Iterator[str]:
-    """Serve an application on a real socket from a thread, and give its address."""
+    """Serve an application on a real socket in a thread, and yield its URL."""
     config = uvicorn_config(app, app.state.scanline, flush=2)
     config.port = port
     server = uvicorn.Server(config)
@@ -269,7 +269,7 @@ def listening(app: Any, ready: Callable[[], bool], port: int = 0) -> Iterator[st
 def streamed(
     generation: Generation, granularity: Granularity, seen: str | None = None
 ) -> list[Event]:
-    """Read a generation's events to the end, or those after the one that was ``seen``."""
+    """Return a generation's events, or those after the event id ``seen``."""
 
     async def read() -> bytes:
         gone = asyncio.create_task(asyncio.sleep(60))
@@ -286,14 +286,14 @@ def streamed(
 
 
 def complete(client: httpx.Client, data: bytes, fit: str = "cover") -> httpx.Response:
-    """Have all but the first row of a picture drawn."""
+    """Request a completion of an image of which the first row is known."""
     fields = {"fit": fit, "known_rows": "1"}
     return client.post("/v1/completions", files={"image": data}, data=fields)
 
 
 @contextlib.contextmanager
 def talking_to(app: Any) -> Iterator[httpx.Client]:
-    """Serve an application as ``listening`` does, and give a client that waits long for it."""
+    """Serve an application on a real socket, and yield a client with a long timeout."""
     with (
         listening(app, lambda: app.state.scanline.ready) as url,
         httpx.Client(base_url=url, timeout=60) as client,
@@ -302,7 +302,7 @@ def talking_to(app: Any) -> Iterator[httpx.Client]:
 
 
 def idle(app_state: AppState) -> bool:
-    """Say whether no engine holds anything."""
+    """Return True if no engine has waiting or running images."""
     return all(
         m.engine.alive and m.engine.queue.waiting == 0 and m.engine.slots_in_use == 0
         for m in app_state.models.values()
@@ -312,7 +312,7 @@ def idle(app_state: AppState) -> bool:
 def check_error(
     reply: httpx.Response, status: int, code: str | None = None, param: str | None = None
 ) -> str:
-    """Check that a reply is an error in OpenAI's shape, and give its message."""
+    """Check that a reply is an error in OpenAI's format, and return its message."""
     assert reply.status_code == status, reply.text
     assert reply.headers["content-type"] == "application/json"
     body = reply.json()
@@ -334,7 +334,7 @@ def check_error(
 
 @contextlib.contextmanager
 def logs_kept() -> Iterator[None]:
-    """Leave the logs as they were: the command line sends them to a stream soon closed."""
+    """Restore the logging configuration, which the command line points to a temporary stream."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -353,14 +353,14 @@ def decode_png(data: bytes, config: ModelConfig) -> NDArray[np.uint8]:
 
 
 def encode(picture: Picture.Image, kind: str = "PNG", **options: Any) -> bytes:
-    """Encode a picture."""
+    """Encode an image."""
     buffer = io.BytesIO()
     picture.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
 def random_picture(config: ModelConfig = GREY, seed: int = 0) -> Picture.Image:
-    """Give a picture of the model's size, of random values."""
+    """Return a random image of the model's size."""
     shape = (config.height, config.width) + ((3,) if config.channels == 3 else ())
     return Picture.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
 
@@ -369,7 +369,7 @@ def random_picture(config: ModelConfig = GREY, seed: int = 0) -> Picture.Image:
 def held_server(
     slots: int, fields: dict[str, Any]
 ) -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
-    """Serve a decoder that draws nothing until the event lets it go, as it does in the end."""
+    """Run a server whose decoder is blocked until the event is set, or the test ends."""
     decoder, go_on = FakeDecoder(GREY, slots), threading.Event()
     decoder.before_step = lambda slots: (go_on.wait(), None)[1]
     app_state, app = build(fields, {"grey": decoder})
@@ -382,5 +382,5 @@ def held_server(
 
 
 def no_streams(cores: int = 4) -> StreamPacer:
-    """Give streams of which none is open yet, as a server that just began has them."""
+    """Return the stream registry of a server without open streams."""
     return StreamPacer(Gauge("streams", "Open.", registry=None), cores)

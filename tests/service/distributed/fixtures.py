@@ -1,4 +1,4 @@
-"""Replicas in this process, real ones but for Ray, that can die in the middle of a part."""
+"""Replicas in this process, without Ray, which can die in the middle of a work item."""
 
 from __future__ import annotations
 
@@ -44,8 +44,12 @@ SPECS = {
 }
 
 
-class Here:
-    """Replicas in this process; ``lives`` says after how much news the next ones to draw die."""
+class LocalReplicas:
+    """Replicas in this process.
+
+    Attributes:
+        lives: For each of the next work items, after how many updates its replica dies.
+    """
 
     def __init__(self, weights: Path, count: int, fields: dict[str, Any]) -> None:
         fields = {"weights": weights, "backend": "reference", "slots": SLOTS} | fields
@@ -56,10 +60,10 @@ class Here:
         self.lives: list[int] = []
         self.parts: list[tuple[Replica, WorkItem]] = []
 
-    def draw(self, part: WorkItem) -> Call:
+    def draw(self, part: WorkItem) -> FakeStream:
         replica = min(self.replicas, key=lambda one: sum(one is other for other, _ in self.parts))
         self.parts.append((replica, part))
-        return Call(replica.draw(part), self.lives.pop(0) if self.lives else None)
+        return FakeStream(replica.draw(part), self.lives.pop(0) if self.lives else None)
 
     async def heartbeat(
         self, frontend: str, share: float, seconds: float
@@ -77,13 +81,13 @@ class Here:
         return Replica("tiny", self._digest, self._fields, PROGRAM)
 
 
-class Call:
-    """A part being drawn (``Drawing``), whose replica dies after so much news."""
+class FakeStream:
+    """Update stream of a work item, whose replica dies after ``life`` updates."""
 
     def __init__(self, news: AsyncIterator[ItemUpdates], life: int | None) -> None:
         self._news, self._life = news, life
 
-    def __aiter__(self) -> Call:
+    def __aiter__(self) -> FakeStream:
         return self
 
     async def __anext__(self) -> ItemUpdates:
@@ -94,7 +98,7 @@ class Call:
         if self._life is None:
             return news
         self._life -= 1
-        # Of a late reader it is told all at once, and then nothing would be left to others.
+        # A late reader would receive everything at once, and leave nothing to other replicas.
         return [look._replace(result=None) for look in news]
 
     def cancel(self) -> None:
@@ -108,10 +112,10 @@ def distributed_engine(
     observer: Observer | None = None,
     fields: dict[str, Any] | None = None,
     **limits: float,
-) -> Iterator[tuple[DistributedEngine, Here]]:
-    """Run a fleet of replicas with one tiny model, and check at the end that it holds nothing."""
+) -> Iterator[tuple[DistributedEngine, LocalReplicas]]:
+    """Run an engine on replicas with a tiny model, and check at the end that it leaks nothing."""
     save_tiny(folder)
-    here = Here(folder, count, fields or {})
+    here = LocalReplicas(folder, count, fields or {})
     config = load_checkpoint(folder / "tiny.safetensors").model.config
     bounds = QueueLimits(**limits)  # type: ignore[arg-type]
     engine = DistributedEngine("tiny", config, here, SLOTS, bounds, observer)
@@ -123,29 +127,32 @@ def distributed_engine(
         engine.close(30.0)
     assert not engine.alive
     assert engine.slots_in_use == engine.running == engine.queue.waiting == 0
-    assert engine._images_assigned == {}  # or what is finished would be held for ever
-    until(lambda: all(idle(replica) for replica in here.replicas), "idle replicas")
+    assert engine._images_assigned == {}  # otherwise finished generations would leak
+    until(
+        lambda: all(replica_is_idle(replica) for replica in here.replicas),
+        "idle replicas",
+    )
 
 
-def idle(replica: Replica) -> bool:
+def replica_is_idle(replica: Replica) -> bool:
     return replica.record_autoscaling_stats()["slots"] == replica._items == 0
 
 
 def drawn(engine: DistributedEngine | Engine, spec: GenerationSpec) -> Generation:
-    """Have a generation drawn to its end."""
+    """Draw a generation to its end."""
     generation = engine.queue.submit(spec)
     with engine.queue.reading(generation):
         until(lambda: generation.finished, "the generation's end")
     return generation
 
 
-def pictures(generation: Generation) -> list[NDArray[np.uint8]]:
+def pixels_of(generation: Generation) -> list[NDArray[np.uint8]]:
     return [image.read(0, generation.config.pixels) for image in generation.images]
 
 
-@functools.cache  # for many tests draw the same
-def drawn_alone(spec: GenerationSpec) -> Generation:
-    """Have an engine in this process draw what a fleet does."""
+@functools.cache  # because many tests draw the same images
+def drawn_locally(spec: GenerationSpec) -> Generation:
+    """Draw the same spec with a local engine."""
     engine = open_engine(Checkpoint("tiny", tiny_model()), settings(slots=SLOTS))
     try:
         return drawn(engine, spec)
@@ -153,24 +160,24 @@ def drawn_alone(spec: GenerationSpec) -> Generation:
         engine.close(0.0)
 
 
-def assert_as_by_one_engine(generation: Generation) -> None:
-    """Check every byte, and all that is said of it, against an engine in this process."""
-    alone = drawn_alone(generation.spec)
-    np.testing.assert_array_equal(pictures(generation), pictures(alone))
+def assert_equals_local_engine(generation: Generation) -> None:
+    """Compare all bytes and metadata with those of a local engine."""
+    alone = drawn_locally(generation.spec)
+    np.testing.assert_array_equal(pixels_of(generation), pixels_of(alone))
     for image, other in zip(generation.images, alone.images, strict=True):
         assert image.finish_reason is FinishReason.LENGTH
         assert (image.seed, image.label, image.bits) == (other.seed, other.label, other.bits)
         assert (image.revisions, image.particles) == (other.revisions, other.particles)
 
 
-def watch_cancels(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """Give the list of those calls that are cancelled from now on."""
-    cancelled: list[Call] = []
-    cancel = Call.cancel
+def record_cancels(monkeypatch: pytest.MonkeyPatch) -> list[FakeStream]:
+    """Return a list to which cancelled streams are appended."""
+    cancelled: list[FakeStream] = []
+    cancel = FakeStream.cancel
 
-    def watched(call: Call) -> None:
+    def watched(call: FakeStream) -> None:
         cancelled.append(call)
         cancel(call)
 
-    monkeypatch.setattr(Call, "cancel", watched)
+    monkeypatch.setattr(FakeStream, "cancel", watched)
     return cancelled

@@ -1,4 +1,4 @@
-"""What is written for Kubernetes, Ray Serve and Compose: right by their own schemas."""
+"""Files for Kubernetes, Ray Serve and Docker Compose match their schemas and our settings."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ CONFIGS = {
 }
 
 
-def pods_of_the_service() -> list[Any]:
+def service_pods() -> list[Any]:
     config = SERVICE["spec"]["rayClusterConfig"]
     groups = [config["headGroupSpec"], *config["workerGroupSpecs"]]
     named = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "one"}}
     return [named | {"template": group["template"]} for group in groups]
 
 
-def test_kubernetes_takes_every_object() -> None:
+def test_kubernetes_objects_match_their_schemas() -> None:
     validation = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
     plain = list(yaml.safe_load_all((FOLDER / "kubernetes" / "pods.yaml").read_text()))
     assert [one["kind"] for one in plain] == ["Deployment", "Service", "HorizontalPodAutoscaler"]
-    for one in [*plain, *pods_of_the_service()]:
+    for one in [*plain, *service_pods()]:
         validation.validate(one, validation.latest_version(), strict=True)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_ray_serve_takes_its_config(name: str) -> None:
+def test_ray_serve_configs_match_their_schema(name: str) -> None:
     schema = pytest.importorskip("ray.serve.schema", reason="Ray is not installed")
     (application,) = schema.ServeDeploySchema.model_validate(CONFIGS[name]).applications
     assert callable(application_builder(application.import_path))
@@ -61,18 +61,18 @@ def test_ray_serve_takes_its_config(name: str) -> None:
         ({"min_replica": 2}, "min_replica\n  Extra inputs are not permitted"),
     ],
 )
-def test_an_argument_that_would_do_nothing_is_refused(given: dict[str, Any], said: str) -> None:
+def test_arguments_without_effect_are_refused(given: dict[str, Any], said: str) -> None:
     pytest.importorskip("ray.serve", reason="Ray is not installed")
     with pytest.raises(ValueError, match=re.escape(said)):
         application_builder(CONFIGS["serve.yaml"]["applications"][0]["import_path"])(given)
 
 
-def test_a_variable_that_does_nothing_is_told_of(
+def test_variables_without_effect_are_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("ray.serve", reason="Ray is not installed")
     monkeypatch.setenv("SCANLINE_MAX_CONNECTIONS", "9")
-    monkeypatch.setenv("SCANLINE_HOST", "0.0.0.0")  # as the image has it
+    monkeypatch.setenv("SCANLINE_HOST", "0.0.0.0")  # as the container image sets it
     from scanline.service.distributed.application import _settings
 
     assert _settings({}).max_connections == 9
@@ -87,22 +87,22 @@ def application_builder(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def test_a_model_server_lives_longer_than_it_may_drain() -> None:
+def test_pods_have_time_to_drain() -> None:
     (deployment, *_) = yaml.safe_load_all((FOLDER / "kubernetes" / "pods.yaml").read_text())
     pod = deployment["spec"]["template"]["spec"]
     drain = {one["name"]: one["value"] for one in pod["containers"][0]["env"]}
     assert pod["terminationGracePeriodSeconds"] > float(drain["SCANLINE_DRAIN_SECONDS"])
     drain_of_all = CONFIGS["rayservice.yaml"]["applications"][0]["args"]["drain_seconds"]
-    for one in pods_of_the_service()[1:]:
+    for one in service_pods()[1:]:
         assert one["template"]["spec"]["terminationGracePeriodSeconds"] > drain_of_all
 
 
-def test_a_model_server_has_no_key_to_the_cluster() -> None:
+def test_pods_have_no_service_account_token() -> None:
     (deployment, *_) = yaml.safe_load_all((FOLDER / "kubernetes" / "pods.yaml").read_text())
     assert deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
 
-def test_ray_knows_the_commands_of_compose() -> None:
+def test_compose_commands_are_valid_ray_commands() -> None:
     click = pytest.importorskip("click")
     scripts = pytest.importorskip("ray.scripts.scripts", reason="Ray is not installed")
     services = COMPOSE["services"]
@@ -110,14 +110,14 @@ def test_ray_knows_the_commands_of_compose() -> None:
     assert len(set(told)) == 2
     for command in told:
         words = shlex.split(command)
-        if words[0] == "sh":  # the head, and then the server beside it
+        if words[0] == "sh":  # the head node, and then the server
             words = shlex.split(words[2].partition("&&")[0])[3:]
         assert words[:2] == ["ray", "start"]
         with click.Context(scripts.start) as context:
             scripts.start.parse_args(context, words[2:])
 
 
-def test_what_compose_sets_are_settings() -> None:
+def test_compose_variables_are_settings() -> None:
     fields = {f"SCANLINE_{name.upper()}" for name in Settings.model_fields}
     for service in COMPOSE["services"].values():
         set_here = {name for name in service["environment"] if name.startswith("SCANLINE_")}
@@ -127,8 +127,10 @@ def test_what_compose_sets_are_settings() -> None:
 
 @pytest.mark.skipif(shutil.which("wget") is None, reason="wget is missing")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_docker_finds_a_server_wherever_it_listens_and_whatever_proxy_there_is(host: str) -> None:
-    """Docker can be told of a proxy, which it then names to every container."""
+def test_the_docker_health_check_reaches_the_server_on_any_host_and_ignores_proxies(
+    host: str,
+) -> None:
+    """Docker passes a configured proxy to every container."""
     check = re.search(r"^HEALTHCHECK .*\\\n +CMD (.*)$", (ROOT / "Dockerfile").read_text(), re.M)
     assert check
 
@@ -153,10 +155,10 @@ def test_docker_finds_a_server_wherever_it_listens_and_whatever_proxy_there_is(h
         server.shutdown()
 
 
-def test_images_of_kubernetes_are_of_one_version() -> None:
-    """One without a tag is looked for at a registry, though the node has it."""
+def test_kubernetes_images_have_this_version() -> None:
+    """Kubernetes would pull an image without a tag from a registry, even if the node has it."""
     (deployment, *_) = yaml.safe_load_all((FOLDER / "kubernetes" / "pods.yaml").read_text())
-    pods = [deployment["spec"]["template"], *(one["template"] for one in pods_of_the_service())]
+    pods = [deployment["spec"]["template"], *(one["template"] for one in service_pods())]
     containers = [container for pod in pods for container in pod["spec"]["containers"]]
     assert len(containers) >= 3
     for container in containers:

@@ -1,4 +1,4 @@
-"""A model drawn by several replicas: the same bytes, whoever dies, and nobody left holding any."""
+"""The distributed engine: the same bytes as a local one, capacity, cancellation and reports."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from tests.service.distributed.fixtures import (
     SLOTS,
     SPECS,
     VALUES,
-    Call,
-    assert_as_by_one_engine,
+    FakeStream,
+    assert_equals_local_engine,
     distributed_engine,
     drawn,
-    idle,
-    watch_cancels,
+    record_cancels,
+    replica_is_idle,
 )
 from tests.service.engine.fixtures import RecordingObserver
 from tests.service.fixtures import GREY, until
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_replicas_draw_the_bytes_of_one_engine(name: str, tmp_path: Path) -> None:
+def test_replicas_draw_the_bytes_of_a_local_engine(name: str, tmp_path: Path) -> None:
     with distributed_engine(tmp_path) as (engine, _):
-        assert_as_by_one_engine(drawn(engine, SPECS[name]))
+        assert_equals_local_engine(drawn(engine, SPECS[name]))
 
 
-def test_the_rate_is_that_of_all_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guided image has two; leading known pixels are not drawn."""
+def test_the_rate_counts_all_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guided image has two slots, and the prefix is not drawn."""
     measured: list[int] = []
     with distributed_engine(tmp_path) as (engine, _):
         monkeypatch.setattr(engine.queue, "update_rate", lambda pixels, _: measured.append(pixels))
@@ -63,10 +63,10 @@ def test_the_rate_is_that_of_all_slots(tmp_path: Path, monkeypatch: pytest.Monke
             until(lambda wanted=to_draw: sum(measured) == wanted, "a report")  # type: ignore[misc]
 
 
-def test_nothing_is_told_of_an_image_until_it_is_past_what_is_known() -> None:
+def test_an_update_starts_after_the_received_pixels() -> None:
     image = Image(0, 1, CanvasView(VALUES.copy(), np.array([9], np.int32)))
     assert image_update(image, ImageProgress(12, 0)) == (None, ImageProgress(12, 0))
-    for position in (9, 4):  # where another particle was shown meanwhile
+    for position in (9, 4):  # another particle was displayed meanwhile
         assert image_update(image, ImageProgress(position, 1)) == (None, ImageProgress(position, 1))
     look, known = image_update(image, ImageProgress(4, 0))
     assert known == ImageProgress(9, 0)
@@ -78,8 +78,8 @@ def test_nothing_is_told_of_an_image_until_it_is_past_what_is_known() -> None:
     assert (look.start, look.revisions, known) == (2, [2], ImageProgress(9, 1))
 
 
-def test_an_image_that_ends_before_what_is_known_of_it_has_an_end_all_the_same() -> None:
-    """It failed where it was drawn again, or another kind of machine changed fewer particles."""
+def test_an_image_that_ends_early_on_its_second_replica_still_sends_its_result() -> None:
+    """It failed when it was drawn again, or a machine of another variant had fewer revisions."""
     for known in (ImageProgress(12, 0), ImageProgress(9, 1)):
         image = Image(0, 1, CanvasView(VALUES.copy(), np.array([9], np.int32)))
         image.finish(FinishReason.ERROR, None)
@@ -89,8 +89,8 @@ def test_an_image_that_ends_before_what_is_known_of_it_has_an_end_all_the_same()
         assert (look.start, len(look.pixels), after) == (known.position, 0, known)
 
 
-def test_a_replica_refuses_nothing_and_keeps_nothing(tmp_path: Path) -> None:
-    """How many may wait, and be asked for again, is the frontend's to say."""
+def test_a_replica_has_no_queue_limit_and_no_result_cache(tmp_path: Path) -> None:
+    """The frontend bounds waiting images and keeps results."""
     fields = {"max_images": 2, "max_waiting": 2}
     with distributed_engine(tmp_path, count=1, fields=fields) as (engine, here):
         (replica,) = here.replicas
@@ -101,8 +101,8 @@ def test_a_replica_refuses_nothing_and_keeps_nothing(tmp_path: Path) -> None:
         until(lambda: not replica._engine.queue._results._all, "its being forgotten")
 
 
-def test_a_replica_gives_turns_by_callers_and_by_whole_requests(tmp_path: Path) -> None:
-    """Not by parts, of which a large request has many, none of them large."""
+def test_a_replica_schedules_by_caller_and_request_size(tmp_path: Path) -> None:
+    """A large request consists of many work items, none of which is large."""
     with distributed_engine(tmp_path, count=1) as (engine, here):
         queue = here.replicas[0]._engine.queue
         begun: list[Generation] = []
@@ -127,7 +127,7 @@ def test_a_replica_gives_turns_by_callers_and_by_whole_requests(tmp_path: Path) 
     assert half.slot_demand == 21
 
 
-def test_a_cancelled_generation_is_let_go_by_every_replica(tmp_path: Path) -> None:
+def test_a_cancelled_generation_ends_on_every_replica(tmp_path: Path) -> None:
     with distributed_engine(tmp_path) as (engine, here):
         generation = engine.queue.submit(GenerationSpec(n=400, seed=0))
         with engine.queue.reading(generation):
@@ -138,10 +138,10 @@ def test_a_cancelled_generation_is_let_go_by_every_replica(tmp_path: Path) -> No
         assert reasons <= {FinishReason.CANCELLED, FinishReason.LENGTH}
         assert FinishReason.CANCELLED in reasons
         assert engine.running == 0
-        until(lambda: all(map(idle, here.replicas)), "idle replicas")
+        until(lambda: all(map(replica_is_idle, here.replicas)), "idle replicas")
 
 
-def test_a_reader_that_leaves_lets_it_go(tmp_path: Path) -> None:
+def test_a_generation_without_readers_ends_on_every_replica(tmp_path: Path) -> None:
     with distributed_engine(tmp_path, grace=0.0) as (engine, _):
         generation = engine.queue.submit(GenerationSpec(n=400, seed=0))
         with engine.queue.reading(generation):
@@ -150,7 +150,7 @@ def test_a_reader_that_leaves_lets_it_go(tmp_path: Path) -> None:
         assert generation.cancelled
 
 
-def test_many_images_are_spread_over_all(tmp_path: Path) -> None:
+def test_images_are_spread_over_all_replicas(tmp_path: Path) -> None:
     with distributed_engine(tmp_path, count=3) as (engine, here):
         drawn(engine, GenerationSpec(n=60, seed=0))
         given = Counter[str]()
@@ -160,14 +160,14 @@ def test_many_images_are_spread_over_all(tmp_path: Path) -> None:
         assert len(given) == 3
 
 
-def test_no_replica_is_given_much_more_than_it_has_slots_for(
+def test_a_replica_gets_little_more_than_it_has_slots_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard, there = RecordingObserver(), list[int]()
     with distributed_engine(tmp_path, observer=heard) as (engine, here):
         draw = here.draw
 
-        def watched(part: WorkItem) -> Call:
+        def watched(part: WorkItem) -> FakeStream:
             call = draw(part)
             given = sum(one.spec.n for _, one in here.parts)
             there.append(given - heard.reasons.total())
@@ -178,7 +178,7 @@ def test_no_replica_is_given_much_more_than_it_has_slots_for(
     assert max(there) == 2 * (SLOTS + 1)
 
 
-def test_one_that_joins_is_given_work(tmp_path: Path) -> None:
+def test_a_new_replica_gets_work(tmp_path: Path) -> None:
     with distributed_engine(tmp_path, count=1) as (engine, here):
         here.join()
         until(lambda: len(engine.reports) == 2, "its report")
@@ -187,7 +187,7 @@ def test_one_that_joins_is_given_work(tmp_path: Path) -> None:
         assert len({id(replica) for replica, _ in here.parts}) == 2
 
 
-def test_without_replicas_images_wait_and_it_is_not_ready(tmp_path: Path) -> None:
+def test_without_replicas_images_wait_and_the_engine_is_not_alive(tmp_path: Path) -> None:
     with distributed_engine(tmp_path) as (engine, here):
         gone, here.replicas = here.replicas, []
         until(lambda: not engine.alive, "not being ready")
@@ -196,10 +196,10 @@ def test_without_replicas_images_wait_and_it_is_not_ready(tmp_path: Path) -> Non
             assert generation.status is Status.WAITING
             here.replicas = gone
             until(lambda: generation.finished, "its end")
-        assert_as_by_one_engine(generation)
+        assert_equals_local_engine(generation)
 
 
-def test_closing_finishes_what_there_is_and_takes_no_more(tmp_path: Path) -> None:
+def test_close_lets_generations_finish_and_refuses_new_ones(tmp_path: Path) -> None:
     with distributed_engine(tmp_path) as (engine, _):
         generation = engine.queue.submit(GenerationSpec(n=20, seed=0), detached=True)
         engine.close(30.0)
@@ -208,7 +208,7 @@ def test_closing_finishes_what_there_is_and_takes_no_more(tmp_path: Path) -> Non
             engine.queue.submit(GenerationSpec(n=1, seed=0))
 
 
-def test_the_observer_hears_what_clients_get(tmp_path: Path) -> None:
+def test_the_observer_receives_all_events(tmp_path: Path) -> None:
     heard = RecordingObserver()
     with distributed_engine(tmp_path, observer=heard) as (engine, here):
         here.lives = [1]
@@ -217,17 +217,17 @@ def test_the_observer_hears_what_clients_get(tmp_path: Path) -> None:
     assert (len(heard.waits), len(heard.first_pixels), len(heard.ends)) == (1, 1, 1)
 
 
-def test_an_image_that_waits_elsewhere_counts_for_the_scaling(tmp_path: Path) -> None:
+def test_images_waiting_at_the_frontend_count_for_autoscaling(tmp_path: Path) -> None:
     with distributed_engine(tmp_path) as (_, here):
         replica = here.replicas[0]
         replica.heartbeat("another frontend", 7.5)
         assert replica.record_autoscaling_stats() == {"slots": 7.5}
         replica.heartbeat("another frontend", 0.0)
-        assert idle(replica)
+        assert replica_is_idle(replica)
 
 
-def test_what_waits_is_counted_by_the_slots_that_it_wants(tmp_path: Path) -> None:
-    """So that replicas are added where images of many slots wait, though they are few."""
+def test_waiting_images_are_counted_by_slots(tmp_path: Path) -> None:
+    """So that replicas are added if few images wait but need many slots."""
     queue = Queue("it", GREY, QueueLimits(), Clock())
     queue.submit(GenerationSpec(n=3, seed=0, sampling=SamplingParams(guidance=2.0, label=1)))
     queue.submit(GenerationSpec(n=2, seed=0, sampling=SamplingParams(particles=5)))
@@ -240,10 +240,10 @@ def test_what_waits_is_counted_by_the_slots_that_it_wants(tmp_path: Path) -> Non
         assert replicas_for_slots(context) == (replicas, {})
 
 
-def test_an_image_fits_the_least_of_the_replicas(
+def test_an_image_must_fit_into_the_smallest_replica(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As while they are replaced by others: it would wait there for ever, and others behind it."""
+    """Otherwise it would block a replica's queue for ever, for instance during a rolling update."""
     with distributed_engine(tmp_path) as (engine, here):
         assert engine.max_slots_per_image == SLOTS
         heartbeat = here.heartbeat
@@ -256,10 +256,10 @@ def test_an_image_fits_the_least_of_the_replicas(
         until(lambda: engine.max_slots_per_image == 3, "its report")
 
 
-def test_replicas_are_told_that_a_part_is_cancelled(
+def test_replicas_are_told_of_cancelled_work_items(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cancelled = watch_cancels(monkeypatch)
+    cancelled = record_cancels(monkeypatch)
     with distributed_engine(tmp_path) as (engine, _):
         generation = engine.queue.submit(GenerationSpec(n=400, seed=0))
         with engine.queue.reading(generation):
@@ -269,14 +269,14 @@ def test_replicas_are_told_that_a_part_is_cancelled(
         until(lambda: cancelled, "their being told")
 
 
-def test_a_large_request_is_spread_at_once(tmp_path: Path) -> None:
-    """So many images as replicas have slots, and one more each, in as many equal parts."""
+def test_a_large_request_is_spread_in_equal_work_items(tmp_path: Path) -> None:
+    """As many images as the replicas have slots, and one more each, in equal work items."""
     with distributed_engine(tmp_path) as (engine, here):
         drawn(engine, GenerationSpec(n=60, seed=0))
         assert [part.spec.n for _, part in here.parts[:2]] == [SLOTS + 1, SLOTS + 1]
 
 
-def test_replicas_of_several_kinds_are_told_of(
+def test_replicas_of_different_variants_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with distributed_engine(tmp_path) as (engine, here):

@@ -1,4 +1,4 @@
-"""Replicas that die, fail or answer nobody: what they leave is drawn by others, to the byte."""
+"""Failover: replicas that die, fail or hang, and heartbeats that fail."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.service.distributed.fixtures import (
     PROGRAM,
     SLOTS,
     SPECS,
-    Call,
-    assert_as_by_one_engine,
+    FakeStream,
+    assert_equals_local_engine,
     distributed_engine,
     drawn,
-    idle,
-    watch_cancels,
+    record_cancels,
+    replica_is_idle,
 )
 from tests.service.engine.fixtures import RecordingObserver
 from tests.service.fixtures import DEADLINE, GREY, save_tiny, until
@@ -42,7 +42,7 @@ from tests.service.fixtures import DEADLINE, GREY, save_tiny, until
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("life", [0, 1])
-def test_what_a_dying_replica_leaves_is_drawn_by_others_to_the_byte(
+def test_other_replicas_finish_a_lost_replicas_images_with_the_same_bytes(
     name: str, life: int, tmp_path: Path
 ) -> None:
     heard = RecordingObserver()
@@ -50,30 +50,30 @@ def test_what_a_dying_replica_leaves_is_drawn_by_others_to_the_byte(
         here.lives = [life, life]
         generation = drawn(engine, SPECS[name])
         assert not here.lives
-        assert_as_by_one_engine(generation)
+        assert_equals_local_engine(generation)
     assert heard.again >= 2
 
 
-def test_it_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:
+def test_the_next_replica_sends_only_new_pixels(tmp_path: Path) -> None:
     with distributed_engine(tmp_path, count=1) as (engine, here):
         here.lives = [1]
         generation = drawn(engine, GenerationSpec(n=1, seed=3))
         (_, first), (_, second) = here.parts
         assert first.progress == [ImageProgress(0, 0)]
         assert 0 < second.progress[0].position <= GREY.pixels
-        assert_as_by_one_engine(generation)
+        assert_equals_local_engine(generation)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("told", ["advance", "finish_image"])
-def test_a_bug_here_ends_the_generation_that_met_it_and_is_not_taken_for_a_dead_replica(
+def test_a_bug_in_applying_updates_ends_the_generation_without_another_try(
     told: str,
     after: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cancelled = watch_cancels(monkeypatch)
+    cancelled = record_cancels(monkeypatch)
     with distributed_engine(tmp_path) as (engine, here):
         tell, failed = getattr(engine._progress, told), list[Generation]()
 
@@ -89,13 +89,14 @@ def test_a_bug_here_ends_the_generation_that_met_it_and_is_not_taken_for_a_dead_
         assert failed == [touched]
         assert touched.error is not None
         assert engine.slots_in_use == engine.running == 0
-        assert len(here.parts) == len(cancelled) == 1  # or its replica would draw on for nobody
+        # Otherwise its replica would continue in vain.
+        assert len(here.parts) == len(cancelled) == 1
         assert "MemoryError" in caplog.text
         assert "drawn again" not in caplog.text
-        assert_as_by_one_engine(drawn(engine, SPECS["many"]))
+        assert_equals_local_engine(drawn(engine, SPECS["many"]))
 
 
-def test_one_that_has_drawn_something_may_die_as_often_as_the_first() -> None:
+def test_progress_resets_the_number_of_tries() -> None:
     engine = DistributedEngine("tiny", GREY, None, SLOTS, QueueLimits())  # type: ignore[arg-type]
     generation = engine.queue.submit(GenerationSpec(n=1, seed=0))
     canvas = np.zeros((GREY.pixels, 1), np.uint8)
@@ -108,8 +109,8 @@ def test_one_that_has_drawn_something_may_die_as_often_as_the_first() -> None:
     engine._loop.close()
 
 
-class OneOnly(Call):
-    """Tells of the second image alone, and dies once that is drawn."""
+class SecondImageOnly(FakeStream):
+    """Stream that sends updates of the second image only, and dies once that is drawn."""
 
     over = False
 
@@ -123,24 +124,24 @@ class OneOnly(Call):
         raise ConnectionError("the replica died")
 
 
-def test_what_is_left_on_both_sides_of_an_image_has_its_own_seeds(
+def test_images_before_and_after_a_finished_one_become_two_work_items(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with distributed_engine(tmp_path, count=1) as (engine, here):
         draw = here.draw
 
-        def first(part: WorkItem) -> Call:
+        def first(part: WorkItem) -> FakeStream:
             monkeypatch.setattr(here, "draw", draw)
             here.parts.append((here.replicas[0], part))
-            return OneOnly(here.replicas[0].draw(part), None)
+            return SecondImageOnly(here.replicas[0].draw(part), None)
 
         monkeypatch.setattr(here, "draw", first)
         generation = drawn(engine, GenerationSpec(n=3, seed=5))
         assert [part.spec.n for _, part in here.parts] == [3, 1, 1]
-        assert_as_by_one_engine(generation)
+        assert_equals_local_engine(generation)
 
 
-def test_one_that_answers_nobody_stops_no_other(
+def test_a_silent_replica_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scanline.service.distributed.heartbeats.HEARTBEAT_SECONDS", 0.05)
@@ -149,17 +150,17 @@ def test_one_that_answers_nobody_stops_no_other(
         here.silent = here.replicas[:1]
         since = engine._heartbeats._last_without_silence
         until(lambda: engine._clock() - since > 0.5, "many meetings")
-        assert {*engine.reports} == both  # it may still draw what it has
-        here.join()  # whoever comes is seen meanwhile
+        assert {*engine.reports} == both  # it may still draw its work items
+        here.join()  # a new replica is noticed meanwhile
         until(lambda: len(engine.reports) == 3, "the report of one more")
-        assert_as_by_one_engine(drawn(engine, GenerationSpec(n=9, seed=0)))
+        assert_equals_local_engine(drawn(engine, GenerationSpec(n=9, seed=0)))
         monkeypatch.setattr("scanline.service.distributed.heartbeats.SILENT_SECONDS", 0.5)
         until(lambda: len(engine.reports) == 2, "its end")
         assert engine.alive
 
 
-def test_what_was_given_to_a_lost_one_waits_until_all_report() -> None:
-    """And of one that is lost no report counts, while others do."""
+def test_a_new_try_waits_until_all_replicas_report() -> None:
+    """The report of a lost replica expires, while others still count."""
     clock = Clock()
     heartbeats = HeartbeatMonitor("it", None, lambda: 0, lambda _: None, clock)  # type: ignore[arg-type]
     one, other = (ReplicaReport(name, 1, 0, "fake", "fake", []) for name in ("one", "other"))
@@ -175,7 +176,7 @@ def test_what_was_given_to_a_lost_one_waits_until_all_report() -> None:
     assert heartbeats.reports == {}
 
 
-def test_where_all_are_silent_there_is_none(
+def test_if_all_replicas_are_silent_there_are_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("scanline.service.distributed.heartbeats.HEARTBEAT_SECONDS", 0.05)
@@ -193,13 +194,13 @@ def test_where_all_are_silent_there_is_none(
 
 
 @pytest.mark.parametrize("error", [OSError("no way there"), asyncio.CancelledError()], ids=repr)
-def test_what_cannot_be_sent_or_asked_is_tried_again(
+def test_failed_sends_and_heartbeats_are_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     with distributed_engine(tmp_path, count=1) as (engine, here):
         draw, heartbeat, left = here.draw, here.heartbeat, {"draw": 1, "heartbeat": 1}
 
-        def failing(part: WorkItem) -> Call:
+        def failing(part: WorkItem) -> FakeStream:
             if left["draw"]:
                 left["draw"] -= 1
                 raise error
@@ -215,14 +216,14 @@ def test_what_cannot_be_sent_or_asked_is_tried_again(
 
         monkeypatch.setattr(here, "draw", failing)
         monkeypatch.setattr(here, "heartbeat", silent)
-        assert_as_by_one_engine(drawn(engine, GenerationSpec(n=2, seed=0)))
+        assert_equals_local_engine(drawn(engine, GenerationSpec(n=2, seed=0)))
         until(lambda: not left["heartbeat"], "a meeting")
         here.join()
         until(lambda: len(engine.reports) == 2, "the report of one more")
         assert left == {"draw": 0, "heartbeat": 0}
 
 
-def test_replicas_that_cannot_be_asked_any_more_are_none(
+def test_replicas_that_cannot_be_reached_count_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -249,19 +250,17 @@ def test_replicas_that_cannot_be_asked_any_more_are_none(
     assert told.count("tiny: replicas report again") == 1
 
 
-def test_what_an_entrance_said_that_is_gone_counts_no_more(
+def test_the_share_of_a_lost_frontend_expires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with distributed_engine(tmp_path) as (_, here):
         here.replicas[0].heartbeat("one that is gone", 7.5)
         monkeypatch.setattr("scanline.service.distributed.replica.SHARE_SECONDS", 0.0)
-        until(lambda: idle(here.replicas[0]), "its being forgotten")
+        until(lambda: replica_is_idle(here.replicas[0]), "its being forgotten")
 
 
-def test_a_replica_that_can_draw_no_more_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With nothing to draw it would be chosen for every part, until Ray asks how it is."""
+def test_a_broken_replica_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While idle it would be chosen for every work item, until Ray's next health check."""
     ended: list[int] = []
 
     def end(status: int) -> None:
@@ -283,7 +282,7 @@ def test_a_replica_that_can_draw_no_more_ends(
     replica._engine.close(0.0)
 
 
-def test_what_is_too_large_for_a_replica_holds_it_up_for_nobody(tmp_path: Path) -> None:
+def test_a_work_item_that_is_too_large_is_refused_without_blocking_others(tmp_path: Path) -> None:
     with distributed_engine(tmp_path, count=1) as (engine, here):
         wide = Generation(
             "tiny", GREY, GenerationSpec(n=1, seed=0, sampling=SamplingParams(particles=SLOTS + 1))
@@ -291,26 +290,26 @@ def test_what_is_too_large_for_a_replica_holds_it_up_for_nobody(tmp_path: Path) 
         part = WorkItem.of(wide, wide.images)
         with pytest.raises(ValueError, match=f"needs {SLOTS + 1} slots"):
             asyncio.run(anext(aiter(here.replicas[0].draw(part))))  # type: ignore[arg-type]
-        assert_as_by_one_engine(drawn(engine, GenerationSpec(n=2, seed=0)))
+        assert_equals_local_engine(drawn(engine, GenerationSpec(n=2, seed=0)))
 
 
-def test_what_fails_everywhere_ends_in_an_error(tmp_path: Path) -> None:
+def test_a_work_item_that_fails_everywhere_ends_in_an_error(tmp_path: Path) -> None:
     with distributed_engine(tmp_path) as (engine, here):
         here.lives = [0] * MAX_TRIES
         failed = drawn(engine, GenerationSpec(n=1, seed=0))
         assert failed.error
         assert failed.images[0].finish_reason is FinishReason.ERROR
         assert len(here.parts) == MAX_TRIES
-        assert_as_by_one_engine(drawn(engine, GenerationSpec(n=1, seed=0)))
+        assert_equals_local_engine(drawn(engine, GenerationSpec(n=1, seed=0)))
 
 
-def test_what_cannot_be_drawn_for_a_while_waits_until_they_meet_again(
+def test_a_work_item_waits_for_the_next_heartbeat_after_two_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with distributed_engine(tmp_path) as (engine, here):
         asked: list[WorkItem] = []
 
-        def unreachable(part: WorkItem) -> Call:
+        def unreachable(part: WorkItem) -> FakeStream:
             asked.append(part)
             raise OSError("no way there")
 
@@ -323,31 +322,31 @@ def test_what_cannot_be_drawn_for_a_while_waits_until_they_meet_again(
             generation = engine.queue.submit(GenerationSpec(n=1, seed=0))
             until(lambda: len(asked) == 2, "a second try")
             since = engine._clock()
-            until(lambda: engine._clock() > since + 0.3)  # many looks at what there is to do
+            until(lambda: engine._clock() > since + 0.3)  # many iterations of the main loop
         with engine.queue.reading(generation):
             until(lambda: generation.finished, "their coming back")
         assert len(asked) == 2
-        assert_as_by_one_engine(generation)
+        assert_equals_local_engine(generation)
 
 
-def test_what_cannot_be_drawn_waits_for_one_that_hangs_no_longer_than_that_may(
+def test_waiting_for_the_next_heartbeat_is_bounded_if_a_replica_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("scanline.service.distributed.heartbeats.LOST_SECONDS", 0.0)
     heartbeats = HeartbeatMonitor("it", None, lambda: 0, lambda _: None, Clock())  # type: ignore[arg-type]
 
-    async def nobody_meets_again() -> None:
+    async def no_heartbeat_comes() -> None:
         waiting = asyncio.create_task(heartbeats.wait_for_next())
         for _ in range(10):
             await asyncio.sleep(0)
-        assert not waiting.done()  # there is none to draw it
+        assert not waiting.done()  # no replica could draw it
         heartbeats.reports = {"other": ReplicaReport("other", 1, 0, "fake", "fake", [])}
         await asyncio.wait_for(waiting, DEADLINE)
 
-    asyncio.run(nobody_meets_again())
+    asyncio.run(no_heartbeat_comes())
 
 
-def test_what_fails_at_one_replica_is_drawn_again(
+def test_a_work_item_that_fails_on_one_replica_is_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with distributed_engine(tmp_path) as (engine, here):
@@ -360,16 +359,16 @@ def test_what_fails_at_one_replica_is_drawn_again(
         monkeypatch.setattr(decoder, "launch", fail)
         generation = drawn(engine, GenerationSpec(n=4, seed=0))
         assert generation.error is None
-        assert_as_by_one_engine(generation)
+        assert_equals_local_engine(generation)
 
 
-class Held:
-    """A part of which nothing comes, until its replica dies."""
+class SilentStream:
+    """Stream without updates, until its replica dies."""
 
     def __init__(self, dies: threading.Event) -> None:
         self._dies = dies
 
-    def __aiter__(self) -> Held:
+    def __aiter__(self) -> SilentStream:
         return self
 
     async def __anext__(self) -> ItemUpdates:
@@ -382,12 +381,12 @@ class Held:
 
 
 @pytest.mark.parametrize("method", ["_admit", "_check_variants", "_assign"])
-def test_a_bug_of_the_fleet_s_own_answers_everybody(
+def test_a_bug_in_the_engine_ends_all_generations_with_an_error(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with distributed_engine(tmp_path) as (engine, here):
         dies = threading.Event()
-        monkeypatch.setattr(here, "draw", lambda part: Held(dies))
+        monkeypatch.setattr(here, "draw", lambda part: SilentStream(dies))
         running = engine.queue.submit(GenerationSpec(n=3, seed=0), detached=True)
         until(lambda: engine.running == 3, "images at replicas")
 

@@ -1,4 +1,4 @@
-"""What a frontend hears of replicas, of which some may be lost or silent."""
+"""The client of Ray Serve's replicas, some of which may be lost or silent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from scanline.service.distributed.messages import ReplicaReport
 RAY_CLIENT = "scanline.service.distributed.ray_client"
 
 
-def answering(*answers: list[Any] | Exception) -> Any:
-    """Give a handle whose replicas give these, one after the other."""
+def fake_handle(*answers: list[Any] | Exception) -> Any:
+    """Return a handle that gives these replies, one broadcast after another."""
     left = iter(answers)
 
     def results(timeout_s: float, return_exceptions: bool) -> list[Any]:
@@ -28,13 +28,13 @@ def answering(*answers: list[Any] | Exception) -> Any:
     return SimpleNamespace(broadcast=lambda *asked: SimpleNamespace(results=results), left=left)
 
 
-def test_replicas_are_asked_what_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     reaching = pytest.importorskip(RAY_CLIENT, reason="Ray is not installed")
     exceptions = pytest.importorskip("ray.exceptions")
     monkeypatch.setattr("time.sleep", lambda seconds: None)
 
     def programs(*answers: list[Any] | Exception, seconds: float = 60.0) -> set[str]:
-        handle = answering(*answers)
+        handle = fake_handle(*answers)
         found: set[str] = reaching.running_programs(handle, seconds)
         assert list(handle.left) == []
         return found
@@ -48,7 +48,7 @@ def test_replicas_are_asked_what_they_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert programs(reaching.DeploymentUnavailableError("x")) == set()
 
 
-def test_reports_are_those_that_come() -> None:
+def test_heartbeat_separates_reports_and_failures() -> None:
     reaching = pytest.importorskip(RAY_CLIENT, reason="Ray is not installed")
     report, lost, silent = (
         ReplicaReport("it", 1, 0, "fake", "fake", []),
@@ -58,7 +58,7 @@ def test_reports_are_those_that_come() -> None:
 
     def heartbeat(answers: list[Any] | Exception) -> tuple[list[ReplicaReport], list[Exception]]:
         replicas = reaching.RayReplicaClient.__new__(reaching.RayReplicaClient)
-        replicas._handle = answering(answers)
+        replicas._handle = fake_handle(answers)
         met: tuple[list[ReplicaReport], list[Exception]] = asyncio.run(
             replicas.heartbeat("", 0.0, 1.0)
         )

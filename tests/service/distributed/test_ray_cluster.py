@@ -1,4 +1,4 @@
-"""A cluster that cannot be joined: one sentence that says what to do."""
+"""Joining a Ray cluster: errors, missing resources, and waiting for replicas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def settings() -> Settings:
     return Settings(port=0, cluster=True)
 
 
-def test_without_ray(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_not_installed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, RAY_CLUSTER, raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"needs ray: pip install -e '\.\[cluster\]'"):
@@ -36,7 +36,7 @@ def test_without_ray(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("kind", [ConnectionError, RuntimeError, TimeoutError])
-def test_without_a_cluster(
+def test_no_cluster_is_reachable(
     settings: Settings, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
@@ -50,7 +50,7 @@ def test_without_a_cluster(
         serve(settings)
 
 
-def test_replicas_that_would_wait_for_ever_are_told_of() -> None:
+def test_missing_resources() -> None:
     missing_resources = pytest.importorskip(
         RAY_CLUSTER, reason="Ray is not installed"
     ).missing_resources
@@ -64,7 +64,7 @@ def test_replicas_that_would_wait_for_ever_are_told_of() -> None:
     )
 
 
-def test_one_machine_is_not_told_to_have_more_replicas_than_it_may() -> None:
+def test_a_single_machine_refuses_more_replicas_than_it_may_have() -> None:
     joining = pytest.importorskip(RAY_CLUSTER, reason="Ray is not installed")
     cluster = joining.RayCluster.__new__(joining.RayCluster)
     cluster._own = True
@@ -73,7 +73,7 @@ def test_one_machine_is_not_told_to_have_more_replicas_than_it_may() -> None:
         cluster.open(Checkpoint("tiny", tiny_model(GREY)), settings, None)
 
 
-def test_an_operator_is_told_why_replicas_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_says_why_replicas_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     joining = pytest.importorskip(RAY_CLUSTER, reason="Ray is not installed")
     told = (
         "The deployment failed to start 3 times in a row. See controller logs. Error:\n"
@@ -85,7 +85,7 @@ def test_an_operator_is_told_why_replicas_cannot_start(monkeypatch: pytest.Monke
         "    raise CheckpointError(\n"
     )
 
-    def said(message: str, status: str = "DEPLOY_FAILED") -> str:
+    def error_message(message: str, status: str = "DEPLOY_FAILED") -> str:
         deployments = {"x": SimpleNamespace(message=message)} if message else {}
         one = SimpleNamespace(status=status, message="Failed to update.", deployments=deployments)
         overview = SimpleNamespace(applications={"scanline-x": one})
@@ -96,14 +96,14 @@ def test_an_operator_is_told_why_replicas_cannot_start(monkeypatch: pytest.Monke
 
     cannot = "the replicas of x cannot start: "
     other = f"{told}scanline.model.checkpoint.CheckpointError: its weights: a.b are others\n"
-    assert said(other) == f"{cannot}CheckpointError: its weights: a.b are others"
+    assert error_message(other) == f"{cannot}CheckpointError: its weights: a.b are others"
     several = f"{told}pydantic_core.ValidationError: 1 error\nport\n  Not a number [x]\n"
-    assert said(several) == f"{cannot}ValidationError: 1 error port Not a number [x]"
-    assert said("Nothing like it.") == f"{cannot}Nothing like it."
-    assert said("") == "Failed to update."
+    assert error_message(several) == f"{cannot}ValidationError: 1 error port Not a number [x]"
+    assert error_message("Nothing like it.") == f"{cannot}Nothing like it."
+    assert error_message("") == "Failed to update."
 
 
-def test_an_entrance_waits_for_replicas_that_run_what_it_wants(
+def test_a_frontend_waits_for_replicas_of_its_program(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     joining = pytest.importorskip(RAY_CLUSTER, reason="Ray is not installed")
@@ -130,7 +130,7 @@ def test_an_entrance_waits_for_replicas_that_run_what_it_wants(
     assert wait() == 0
 
 
-def test_a_replica_with_other_weights_refuses_to_draw(tmp_path: Path) -> None:
+def test_a_replica_refuses_other_weights_and_other_versions(tmp_path: Path) -> None:
     digest = load_checkpoint(save_tiny(tmp_path, "theirs")).digest
     fields = {"weights": tmp_path, "backend": "reference", "slots": 2}
     Replica("theirs", digest, fields, PROGRAM)._engine.close(0.0)
@@ -144,7 +144,7 @@ def test_a_replica_with_other_weights_refuses_to_draw(tmp_path: Path) -> None:
         Replica("theirs", digest, fields, "9.9.9 of another day")
 
 
-def test_a_program_is_the_code_the_weights_and_what_replicas_heed() -> None:
+def test_a_program_depends_on_code_weights_and_replica_settings() -> None:
     deploying = pytest.importorskip(DEPLOYMENT, reason="Ray is not installed")
     model = Checkpoint("tiny", tiny_model(GREY))
 
@@ -153,7 +153,8 @@ def test_a_program_is_the_code_the_weights_and_what_replicas_heed() -> None:
         return named
 
     assert program().startswith(f"{__version__} ")
-    assert program() == program(port=9000, max_waiting=9000, api_key="x")  # the frontend's
+    # Settings of the frontend only.
+    assert program() == program(port=9000, max_waiting=9000, api_key="x")
     other = tiny_model(GREY)
     other.head.predictor.bias.data += 1e-3
     others = [program(Checkpoint("tiny", other)), program(slots=3), program(max_replicas=2)]

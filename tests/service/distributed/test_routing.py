@@ -1,4 +1,4 @@
-"""How many images each replica has been given, whatever becomes of a request on its way."""
+"""The router counts each replica's images, also if requests fail or are cancelled."""
 
 from __future__ import annotations
 
@@ -25,37 +25,38 @@ def request(name: str, n: int) -> Any:
     )
 
 
-def test_images_are_counted_until_they_are_drawn_or_given_to_another() -> None:
+def test_images_count_for_a_replica_until_drawn_or_routed_again() -> None:
     from scanline.service.distributed.routing import FewestImagesRouter
 
     router: Any = FewestImagesRouter.__new__(FewestImagesRouter)
     router.initialize_state()
 
-    async def go_through() -> None:
+    async def run() -> None:
         first, second = request("first", 3), request("second", 2)
         assert await router.choose_replicas([ONE, OTHER], first) == [[ONE]]
         assert await router.choose_replicas([ONE, OTHER], second) == [[OTHER]]
-        assert await router.choose_replicas([OTHER], first) == [[OTHER]]  # one refused it
-        router.on_request_completed("one", "first")  # of which it tells late
+        # The first replica refused it.
+        assert await router.choose_replicas([OTHER], first) == [[OTHER]]
+        router.on_request_completed("one", "first")  # and reports its completion late
         assert router._images == {"other": 5}
         router.on_request_completed("other", "second")
         assert router._images == {"other": 3}
-        first.future.cancel()  # and what is cancelled on its way is never told of
+        first.future.cancel()  # a request that is cancelled before it is sent never completes
         await asyncio.sleep(0)
         assert router._images == {}
 
-    asyncio.run(go_through())
+    asyncio.run(run())
 
 
-def test_what_a_lost_replica_does_not_take_goes_to_every_other_first() -> None:
-    """It would have the fewest images for ever."""
+def test_a_request_that_a_replica_did_not_accept_goes_to_all_others_first() -> None:
+    """Otherwise the lost replica, with the fewest images, would be chosen for ever."""
     from scanline.service.distributed.routing import FewestImagesRouter
 
     router: Any = FewestImagesRouter.__new__(FewestImagesRouter)
     router.initialize_state()
     third = SimpleNamespace(replica_id="third")
 
-    async def go_through() -> None:
+    async def run() -> None:
         assert await router.choose_replicas([third], request("before", 9)) == [[third]]
         part, order = request("part", 2), []
         for _ in range(5):
@@ -65,4 +66,4 @@ def test_what_a_lost_replica_does_not_take_goes_to_every_other_first() -> None:
         assert order == [ONE, OTHER, third, ONE, OTHER]
         assert await router.choose_replicas([ONE, OTHER, third]) == [[ONE]]
 
-    asyncio.run(go_through())
+    asyncio.run(run())

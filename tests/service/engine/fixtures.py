@@ -1,4 +1,4 @@
-"""Shared by the engine's tests: engines that give everything back, steps let through one by one."""
+"""Fixtures of the engine's tests: a gate for single steps, and engines with leak checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOTH = pytest.mark.parametrize("decoders", [FakeDecoder, LateDecoder])
 
 
 class Gate:
-    """Holds the engine's thread in its steps: closed, then let through one by one or open."""
+    """Gate that blocks the engine thread before each step, until steps are let through."""
 
     def __init__(self, decoder: FakeDecoder) -> None:
         self._steps = threading.Semaphore(0)
@@ -38,31 +38,31 @@ class Gate:
                 return
 
     def wait(self) -> None:
-        """Wait until the engine is held."""
+        """Wait until the engine is blocked in a step."""
         until(lambda: self.arrivals, "a step")
 
     def turn(self, steps: int = 1) -> None:
-        """Let steps through, and wait until the engine is held in the next."""
+        """Let ``steps`` steps through, and wait until the engine is blocked in the next one."""
         for _ in range(steps):
             before = self.arrivals
             self.let(1)
             until(lambda before=before: self.arrivals > before, "the next step")  # type: ignore[misc]
 
     def let(self, steps: int) -> None:
-        """Let steps through."""
+        """Let ``steps`` steps through, without waiting."""
         for _ in range(steps):
             self._steps.release()
 
     def open(self) -> None:
-        """Hold nothing any more."""
+        """Let all steps through from now on."""
         self._open.set()
 
 
 class RecordingObserver:
-    """Keeps what an engine tells its observer."""
+    """Observer that records all events."""
 
     def __init__(self) -> None:
-        self.again = 0  # images that a replica left undone
+        self.again = 0  # images drawn again after a lost replica
         self.waits: list[float] = []
         self.first_pixels: list[float] = []
         self.ends: list[float] = []
@@ -100,10 +100,10 @@ def opened(
     spare: int = 0,
     **limits: float,
 ) -> Iterator[Engine]:
-    """Give an engine for the test to start, and check at the end that it holds nothing."""
+    """Create an engine that is not started, and check at the end that it leaks nothing."""
     bounds = QueueLimits(**limits)  # type: ignore[arg-type]
     engine = Engine("fake", decoder, bounds, heard, clock, spare)
-    drain = 0.0  # a test that fails waits for nothing more
+    drain = 0.0  # if the test fails, do not wait
     try:
         yield engine
         drain = 30.0
@@ -123,7 +123,7 @@ def running(
     spare: int = 0,
     **limits: float,
 ) -> Iterator[Engine]:
-    """RunningImage an engine, and check at the end that it holds nothing."""
+    """Run an engine, and check at the end that it leaks nothing."""
     with opened(decoder, heard, clock, spare, **limits) as engine:
         engine.start()
         yield engine
@@ -135,7 +135,7 @@ def assert_empty(engine: Engine) -> None:
 
 
 def assert_all_slots_free(engine: Engine, decoder: FakeDecoder) -> None:
-    """Check that an engine with nothing to do can draw in all of its slots at once, and right."""
+    """Check that an idle engine can draw in all its slots at once."""
     before = len(decoder.steps)
     generation = engine.queue.submit(GenerationSpec(n=decoder.max_slots, seed=0))
     with engine.queue.reading(generation):
@@ -145,7 +145,7 @@ def assert_all_slots_free(engine: Engine, decoder: FakeDecoder) -> None:
 
 
 def losing(decoder: FakeDecoder) -> Callable[[list[int]], None]:
-    """Give what fails as on a device that is lost, to be called before a step or a load."""
+    """Return a hook that fails like a lost device."""
 
     def fail(slots: list[int]) -> None:
         decoder.broken = True
@@ -164,7 +164,7 @@ def drawn(generation: Generation) -> list[NDArray[np.uint8]]:
 
 
 def assert_right(generation: Generation) -> None:
-    """Check every pixel of a generation that ``FakeDecoder`` finished."""
+    """Check every pixel of a generation that ``FakeDecoder`` drew."""
     for image, pixels in zip(generation.images, drawn(generation), strict=True):
         assert image.finish_reason is FinishReason.LENGTH
         assert image.position == generation.config.pixels
@@ -175,7 +175,7 @@ def assert_right(generation: Generation) -> None:
 
 
 def seeds_in(slots: list[int], engine: Engine) -> list[int]:
-    """Give the seeds of the images that these slots lead."""
+    """Return the seeds of the images in these lead slots."""
     return [engine._slots.by_lead[slot].image.seed for slot in slots]
 
 

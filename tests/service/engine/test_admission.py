@@ -1,4 +1,4 @@
-"""Who gets a slot and when: turns between requests, and steps short enough to let others in."""
+"""Admission of images to slots, and the length of steps."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ WIDE = replace(GREY, height=4, width=8)
 FOUR_FREE = AdmissionLimits(free=4, spare=4, at_once=4, largest_demand=8)
 
 
-def test_a_small_request_is_not_starved_and_admission_goes_round() -> None:
+def test_requests_are_admitted_in_turn_so_a_small_one_is_not_starved() -> None:
     decoder = FakeDecoder(GREY, 2)
     held, submitted = threading.Event(), threading.Event()
     generations: list[Generation] = []
-    order: list[int] = []  # seeds, as they are admitted
+    order: list[int] = []  # seeds in order of admission
 
     def note(slots: list[int]) -> None:
         held.set()
@@ -60,7 +60,7 @@ def test_a_small_request_is_not_starved_and_admission_goes_round() -> None:
     assert order[:8] == [0, 1, 2, 1000, 2000, 3, 2001, 4]
 
 
-def test_slots_are_given_in_turn_between_requests() -> None:
+def test_slots_are_given_to_requests_in_turn() -> None:
     decoder = FakeDecoder(GREY, 1)
     order: list[int] = []
     with opened(decoder) as engine:
@@ -78,7 +78,7 @@ def test_slots_are_given_in_turn_between_requests() -> None:
     assert order == [100, 200, 300, 101, 201, 301, 102]
 
 
-def test_an_image_is_admitted_between_any_two_steps() -> None:
+def test_an_image_is_admitted_between_two_steps() -> None:
     decoder = FakeDecoder(GREY, 2)
     gate = Gate(decoder)
     with running(decoder) as engine:
@@ -92,7 +92,7 @@ def test_an_image_is_admitted_between_any_two_steps() -> None:
         gate.open()
         assert_right(first)
         assert_right(second)
-    # The first step was of one image, the second of both.
+    # The first step draws one image, the second step draws both.
     assert [len(slots) for slots, _ in decoder.steps[:2]] == [1, 2]
 
 
@@ -104,7 +104,7 @@ def test_an_image_is_admitted_between_any_two_steps() -> None:
         (4096, 700, [320, 320, 60]),
     ],
 )
-def test_a_crowd_is_let_in_a_part_at_a_time_with_a_step_between(
+def test_many_images_are_admitted_over_several_steps(
     slots: int, crowd: int, admitted: list[int]
 ) -> None:
     decoder = FakeDecoder(GREY, slots)
@@ -113,7 +113,7 @@ def test_a_crowd_is_let_in_a_part_at_a_time_with_a_step_between(
 
     def draw(slots: list[int]) -> None:
         seen.append(("step", len(slots)))
-        clock.now += STEP_SECONDS  # so long that it is of one pixel
+        clock.now += STEP_SECONDS  # so long that a step has one pixel
 
     decoder.before_load = lambda slots: seen.append(("load", len(slots)))
     decoder.before_step = draw
@@ -129,10 +129,8 @@ def test_a_crowd_is_let_in_a_part_at_a_time_with_a_step_between(
 
 
 @pytest.mark.parametrize(("slots_each", "at_once"), [(1, 5), (2, 2)], ids=["plain", "guided"])
-def test_known_pixels_are_prefilled_a_few_images_at_a_time_with_a_step_between(
-    slots_each: int, at_once: int
-) -> None:
-    """To prefill one image's takes 2/11 of the longest step, and its twin's as long again."""
+def test_prefills_are_spread_over_several_steps(slots_each: int, at_once: int) -> None:
+    """One prefill takes 2/11 of the longest step, and twice as long with a twin."""
     decoder, clock = FakeDecoder(GREY, 64), Clock()
     loads: list[int] = []
     steps_before: list[int] = []
@@ -153,7 +151,7 @@ def test_known_pixels_are_prefilled_a_few_images_at_a_time_with_a_step_between(
         with engine.queue.reading(generation):
             finished(generation)
             assert generation.error is None
-    assert loads[0] == 1  # which teaches how long it takes
+    assert loads[0] == 1  # the first prefill measures the rate
     assert set(loads[1:-1]) == {at_once}
     assert sum(loads) == 10
     assert all(later > earlier for earlier, later in itertools.pairwise(steps_before))
@@ -161,7 +159,7 @@ def test_known_pixels_are_prefilled_a_few_images_at_a_time_with_a_step_between(
 
 @pytest.mark.parametrize("spare", [0, 64])
 @pytest.mark.parametrize("prefill_budget", [19, 20])
-def test_an_image_of_nothing_known_is_taken_though_no_more_is_prefilled(
+def test_an_image_without_known_pixels_is_admitted_beyond_the_prefill_budget(
     prefill_budget: int, spare: int
 ) -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
@@ -169,7 +167,7 @@ def test_an_image_of_nothing_known_is_taken_though_no_more_is_prefilled(
     for seed in range(4):
         spec = GenerationSpec(n=1, seed=seed) if seed % 2 else completion(GREY, seed, known)
         queue.submit(spec, caller=str(seed))
-    for seeds in ([0, 1], [2, 3]):  # those behind keep their places
+    for seeds in ([0, 1], [2, 3]):  # the images behind keep their positions
         taken = queue.admit(
             AdmissionLimits(
                 free=64 - spare, spare=spare, largest_demand=4, prefill_pixels=prefill_budget
@@ -178,7 +176,7 @@ def test_an_image_of_nothing_known_is_taken_though_no_more_is_prefilled(
         assert [one.image.seed for one in taken] == seeds
 
 
-def test_a_large_one_prefills_what_it_knows_where_it_is_its_turn() -> None:
+def test_a_large_request_prefills_only_in_its_turn() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
     known = np.arange(GREY.pixels) < 20
     queue.submit(completion(GREY, 0, known, n=40), caller="large")
@@ -191,7 +189,7 @@ def test_a_large_one_prefills_what_it_knows_where_it_is_its_turn() -> None:
     ] == [0, 1, 2, 3]
 
 
-def test_a_small_one_prefills_what_it_knows_where_it_is_its_turn() -> None:
+def test_a_small_request_prefills_only_in_its_turn() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
     queue.submit(completion(GREY, 0, np.arange(GREY.pixels) < 20), caller="knows")
     queue.submit(GenerationSpec(n=1, seed=100), caller="knows nothing")
@@ -202,14 +200,14 @@ def test_a_small_one_prefills_what_it_knows_where_it_is_its_turn() -> None:
     assert taken.image.seed == 0
 
 
-def test_completions_that_come_again_and_again_keep_no_other_small_one_from_its_pixels() -> None:
-    """All of each is known, and to prefill it takes longer than a step of the large one does."""
+def test_repeated_completions_do_not_starve_another_small_request() -> None:
+    """The completions are entirely known, and each prefill takes longer than a step."""
     decoder, clock = FakeDecoder(WIDE, 66), Clock()
     spec = completion(WIDE, 2000, np.ones(WIDE.pixels, np.bool_))
     small: list[Generation] = []
-    prefilled: list[bool] = []  # whether the small one was there, and had no pixel yet
+    prefilled: list[bool] = []  # per prefill: whether the small request waits for its first pixel
 
-    def come_again() -> None:
+    def submit_again() -> None:
         if len(prefilled) < 40:
             engine.queue.submit(spec, caller="again", detached=True)
 
@@ -217,14 +215,14 @@ def test_completions_that_come_again_and_again_keep_no_other_small_one_from_its_
         if 2000 in seeds_in(slots, engine):
             clock.now += 8 * STEP_SECONDS
             prefilled.append(bool(small) and small[0].images[0].position == 0)
-            come_again()
+            submit_again()
         if len(prefilled) == 20:
             small.append(engine.queue.submit(GenerationSpec(n=1, seed=1000), caller="small"))
 
     def draw(slots: list[int]) -> None:
         clock.now += len(slots) * STEP_SECONDS / 16
         if len(decoder.steps) == 5:
-            come_again()
+            submit_again()
 
     decoder.before_load, decoder.before_step = load, draw
     with opened(decoder, clock=clock, spare=2) as engine:
@@ -239,8 +237,8 @@ def test_completions_that_come_again_and_again_keep_no_other_small_one_from_its_
     assert sum(prefilled) <= 1
 
 
-def test_one_that_comes_as_all_others_end_prefills_what_it_knows() -> None:
-    """Though the small ones would have been next, and it is none."""
+def test_a_request_that_arrives_as_all_others_end_prefills() -> None:
+    """The small requests would have been next, and this one is not small."""
     decoder = FakeDecoder(GREY, 6)
     gate = Gate(decoder)
     with running(decoder, clock=Clock(), spare=2) as engine:
@@ -253,8 +251,8 @@ def test_one_that_comes_as_all_others_end_prefills_what_it_knows() -> None:
         assert_right(late)
 
 
-def test_an_image_of_more_slots_than_are_given_at_once_is_let_in_alone() -> None:
-    """Two images of 64 particles, each with its twin: 128 slots, and 64 are given at once."""
+def test_an_image_with_more_slots_than_the_limit_is_admitted_alone() -> None:
+    """Two images with 64 particles and twins need 128 slots each, but the limit is 64."""
     decoder = FakeDecoder(GREY, 256)
     in_use: list[tuple[int, int]] = []
     with opened(decoder, clock=Clock()) as engine:
@@ -278,15 +276,15 @@ def test_an_image_of_more_slots_than_are_given_at_once_is_let_in_alone() -> None
 @pytest.mark.parametrize(
     ("left", "waiting", "steps"),
     [
-        (6, 1, [1, 6, 8]),  # up to where the first slot comes free,
-        (2, 1, [1, 4]),  # but no shorter than half,
-        (6, 0, [1, 8]),  # and as far as a row where nobody waits
+        (6, 1, [1, 6, 8]),  # stops where the first slot becomes free
+        (2, 1, [1, 4]),  # but not before half of the step
+        (6, 0, [1, 8]),  # draws a whole row if no image waits
     ],
 )
-def test_a_step_is_short_while_others_wait(left: int, waiting: int, steps: list[int]) -> None:
+def test_steps_are_short_while_images_wait(left: int, waiting: int, steps: list[int]) -> None:
     decoder = FakeDecoder(WIDE, 2)
     known = np.arange(WIDE.pixels) < WIDE.pixels - 1 - left
-    # Its time standing still, the decoder is so fast that only these rules bound a step.
+    # The clock stands still, so the decoder seems so fast that only these rules limit a step.
     with opened(decoder, clock=Clock()) as engine:
         specs = [
             completion(WIDE, 1, known),
@@ -301,10 +299,10 @@ def test_a_step_is_short_while_others_wait(left: int, waiting: int, steps: list[
 
 
 @pytest.mark.parametrize(("images", "steps"), [(64, [1, 8, 8]), (65, [1, WIDE.pixels])])
-def test_a_few_images_are_shown_row_by_row_and_many_in_steps_as_long_as_may_be(
+def test_few_images_are_drawn_row_by_row_and_many_in_long_steps(
     images: int, steps: list[int]
 ) -> None:
-    decoder = FakeDecoder(WIDE, 1024)  # of which 128 at once
+    decoder = FakeDecoder(WIDE, 1024)  # of which 128 are admitted at once
     with opened(decoder, clock=Clock()) as engine:
         generation = engine.queue.submit(GenerationSpec(n=images, seed=0))
         engine.start()
@@ -318,10 +316,8 @@ def test_a_few_images_are_shown_row_by_row_and_many_in_steps_as_long_as_may_be(
     [(10, 10, 7), (5, 15, 3), (10, 0, 15), (20, -10, 15)],
     ids=["twice", "four times", "as many", "half"],
 )
-def test_a_crowd_that_joins_does_not_make_one_long_step(
-    before: int, change: int, pixels: int
-) -> None:
-    """A pixel takes a thousandth of a second, so 15 fit into a step; of a larger crowd, fewer."""
+def test_a_step_is_shorter_after_many_images_join(before: int, change: int, pixels: int) -> None:
+    """A pixel takes 1 ms, so 15 pixels fit into a step; fewer if more images join."""
     decoder = FakeDecoder(replace(GREY, height=40, width=40), 20)
     clock = Clock()
     with opened(decoder, clock=clock) as engine:

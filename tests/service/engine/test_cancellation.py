@@ -1,4 +1,4 @@
-"""Generations that are cancelled, or whose readers leave: what they held goes to others."""
+"""Cancellation of generations, by request or because their readers left."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def reasons(generation: Generation) -> list[FinishReason | None]:
 
 
 @BOTH
-def test_cancelling_what_waits_and_what_runs_leaves_others_alone(
+def test_cancelling_waiting_and_running_generations_does_not_affect_others(
     decoders: type[FakeDecoder],
 ) -> None:
     heard = RecordingObserver()
     decoder = decoders(GREY, 2)
     gate = Gate(decoder)
     with running(decoder, heard) as engine:
-        runs = engine.queue.submit(GenerationSpec(n=3, seed=0))  # two run, one waits
+        runs = engine.queue.submit(GenerationSpec(n=3, seed=0))  # two images run, one waits
         gate.wait()
         waits, other = (
             engine.queue.submit(GenerationSpec(n=4, seed=10)),
@@ -50,19 +50,19 @@ def test_cancelling_what_waits_and_what_runs_leaves_others_alone(
         for cancelled in (runs, waits):
             assert set(reasons(cancelled)) == {FinishReason.CANCELLED}
             assert cancelled.error is None
-        # What was drawn stays readable, and is right.
+        # The pixels drawn so far stay readable and are correct.
         image = runs.images[0]
         assert 0 < image.position < GREY.pixels
         expected = fake_image(GREY, runs.spec, 0)[: image.position]
         np.testing.assert_array_equal(image.read(0, image.position), expected)
         assert not image.read(image.position, GREY.pixels).any()
         assert image.bits is None
-        engine.queue.cancel(runs)  # once more, when it is over
+        engine.queue.cancel(runs)  # again, after the end
         assert heard.reasons == {FinishReason.CANCELLED: 7, FinishReason.LENGTH: 2}
         assert_all_slots_free(engine, decoder)
 
 
-def test_a_reader_who_comes_after_a_cancel_does_not_undo_it() -> None:
+def test_a_reader_after_a_cancel_does_not_undo_it() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder) as engine:
@@ -77,7 +77,7 @@ def test_a_reader_who_comes_after_a_cancel_does_not_undo_it() -> None:
             assert reasons(waits) == [FinishReason.CANCELLED]
 
 
-def test_the_last_reader_to_leave_lets_a_generation_go_after_the_grace() -> None:
+def test_a_generation_without_readers_is_cancelled_after_the_grace_time() -> None:
     decoder, clock = FakeDecoder(GREY, 1), Clock()
     gate = Gate(decoder)
     with running(decoder, clock=clock, grace=3.0) as engine:
@@ -86,13 +86,13 @@ def test_the_last_reader_to_leave_lets_a_generation_go_after_the_grace() -> None
         with engine.queue.reading(generation):
             with engine.queue.reading(generation):
                 pass
-            clock.now += 100  # one reader is still there
+            clock.now += 100  # one reader is left
             gate.turn(2)
             assert generation.status is Status.RUNNING
         clock.now += 2.9
         gate.turn(2)
         assert generation.status is Status.RUNNING
-        with engine.queue.reading(generation):  # back in time
+        with engine.queue.reading(generation):  # a reader returns in time
             clock.now += 100
             gate.turn(2)
             assert generation.status is Status.RUNNING
@@ -102,7 +102,7 @@ def test_the_last_reader_to_leave_lets_a_generation_go_after_the_grace() -> None
         assert engine.slots_in_use == 0
 
 
-def test_without_grace_the_last_reader_takes_the_generation_along() -> None:
+def test_without_grace_time_a_generation_ends_with_its_last_reader() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder, grace=1e6) as engine:
@@ -115,16 +115,16 @@ def test_without_grace_the_last_reader_takes_the_generation_along() -> None:
         assert engine.slots_in_use == 0
 
 
-def test_no_grace_does_not_cancel_what_its_reader_has_not_reached_yet() -> None:
+def test_without_grace_time_a_generation_still_waits_for_its_first_reader() -> None:
     with running(FakeDecoder(GREY, 1), clock=Clock(), grace=0.0) as engine:
         generation = engine.queue.submit(GenerationSpec(n=20, seed=0))
-        until(lambda: generation.images[3].status is Status.FINISHED)  # nobody has come so far
+        until(lambda: generation.images[3].status is Status.FINISHED)  # no reader so far
         with engine.queue.reading(generation):
             assert_right(generation)
 
 
 @pytest.mark.parametrize(("grace", "patience"), [(0.5, 5.0), (20.0, 20.0)])
-def test_what_nobody_ever_reads_is_cancelled(grace: float, patience: float) -> None:
+def test_a_generation_that_nobody_reads_is_cancelled(grace: float, patience: float) -> None:
     decoder, clock = FakeDecoder(GREY, 1), Clock()
     gate = Gate(decoder)
     with running(decoder, clock=clock, grace=grace) as engine:
@@ -138,7 +138,7 @@ def test_what_nobody_ever_reads_is_cancelled(grace: float, patience: float) -> N
         assert reasons(generation)[-1] is FinishReason.CANCELLED
 
 
-def test_one_who_is_expected_costs_those_who_read_nothing() -> None:
+def test_reattaching_does_not_affect_present_readers() -> None:
     clock = Clock()
     queue = Queue("it", GREY, QueueLimits(), clock)
     generation = queue.submit(GenerationSpec(n=1, seed=0))
@@ -148,7 +148,7 @@ def test_one_who_is_expected_costs_those_who_read_nothing() -> None:
         assert queue.pop_abandoned() == []
 
 
-def test_what_is_cancelled_does_not_go_on_in_the_background() -> None:
+def test_detaching_does_not_undo_a_cancel() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
     generation = queue.submit(GenerationSpec(n=1, seed=0))
     queue.cancel(generation)

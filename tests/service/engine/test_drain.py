@@ -1,4 +1,4 @@
-"""The end of an engine: no more work is taken, and what there is has its time to finish."""
+"""Closing an engine: new work is refused, and running generations have the drain time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.service.engine.fixtures import Gate, assert_empty, assert_right, fini
 from tests.service.fixtures import GREY, FakeDecoder, until
 
 
-def test_closing_lets_what_there_is_finish_and_takes_no_more() -> None:
+def test_close_lets_generations_finish_and_refuses_new_ones() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder) as engine:
@@ -32,10 +32,10 @@ def test_closing_lets_what_there_is_finish_and_takes_no_more() -> None:
             assert generation.finished
             assert_right(generation)
         assert_empty(engine)
-        engine.close(0)  # once more is no error
+        engine.close(0)  # a second call is no error
 
 
-def test_closing_cuts_off_what_takes_longer_than_the_drain_time() -> None:
+def test_close_cuts_off_generations_after_the_drain_time() -> None:
     decoder, clock = FakeDecoder(GREY, 1), Clock()
     gate = Gate(decoder)
     with running(decoder, clock=clock) as engine:
@@ -54,10 +54,10 @@ def test_closing_cuts_off_what_takes_longer_than_the_drain_time() -> None:
         assert "shutting down" in generation.error
 
 
-def test_only_what_was_given_time_is_said_to_have_had_too_little(
+def test_cut_off_generations_are_logged_only_after_a_drain_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """At once is what was asked for: no more time would have helped."""
+    """With ``drain=0`` the operator asked for an immediate end, so nothing is logged."""
     for drain in (0.0, 10.0):
         clock = Clock()
         queue = Queue("it", GREY, QueueLimits(), clock)
@@ -68,7 +68,7 @@ def test_only_what_was_given_time_is_said_to_have_had_too_little(
         assert ("cutting off 3 images of 1 requests" in caplog.text) is (drain > 0)
 
 
-def test_closing_again_makes_the_time_shorter_never_longer() -> None:
+def test_a_second_close_only_shortens_the_drain_time() -> None:
     decoder, clock = FakeDecoder(GREY, 1), Clock()
     gate = Gate(decoder)
     with running(decoder, clock=clock) as engine:
@@ -85,5 +85,5 @@ def test_closing_again_makes_the_time_shorter_never_longer() -> None:
         assert generation.images[-1].finish_reason is FinishReason.ERROR
 
 
-def test_an_engine_never_started_closes() -> None:
+def test_an_engine_that_was_never_started_closes() -> None:
     Engine("fake", FakeDecoder(GREY, 1), QueueLimits()).close(0)

@@ -1,4 +1,4 @@
-"""From a request to pixels: the right ones, alone and in a crowd, fake and of a real network."""
+"""The engine draws the right pixels, alone and among others, with a fake and a real decoder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONFIGS = pytest.mark.parametrize("config", [GREY, COLOUR], ids=["grey", "colour
 
 
 @CONFIGS
-def test_one_generation_from_request_to_pixels(config: ModelConfig) -> None:
+def test_a_generation_is_drawn(config: ModelConfig) -> None:
     decoder, heard, clock = FakeDecoder(config, 4), RecordingObserver(), Clock()
 
     def draw(slots: list[int]) -> None:
@@ -64,7 +64,7 @@ def test_one_generation_from_request_to_pixels(config: ModelConfig) -> None:
 
 
 @BOTH
-def test_the_same_seed_gives_the_same_bytes_among_fifty_others_coming_and_going(
+def test_a_seed_gives_the_same_bytes_among_fifty_other_generations(
     decoders: type[FakeDecoder],
 ) -> None:
     spec = GenerationSpec(n=3, seed=77, sampling=SamplingParams(label=2))
@@ -120,7 +120,7 @@ MASKS: dict[str, Callable[[int], NDArray[np.bool_]]] = {
 
 
 @CONFIGS
-def test_a_real_network_draws_the_same_alone_and_in_a_crowd(config: ModelConfig) -> None:
+def test_a_network_draws_the_same_bytes_alone_and_among_others(config: ModelConfig) -> None:
     decoder = ReferenceDecoder(tiny_model(config), 6)
     spec = GenerationSpec(n=2, seed=41, sampling=SamplingParams(label=1 if config.classes else -1))
     with running(decoder) as engine:
@@ -153,7 +153,7 @@ def test_a_real_network_draws_the_same_alone_and_in_a_crowd(config: ModelConfig)
 
 @pytest.mark.parametrize("mask", MASKS)
 @CONFIGS
-def test_a_completion_keeps_what_is_known_wherever_it_is(config: ModelConfig, mask: str) -> None:
+def test_a_completion_keeps_known_pixels_anywhere(config: ModelConfig, mask: str) -> None:
     known = MASKS[mask](config.pixels)
     with running(ReferenceDecoder(tiny_model(config), 3)) as engine:
         generation = engine.queue.submit(completion(config, 3, known, n=4))

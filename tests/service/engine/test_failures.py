@@ -1,4 +1,4 @@
-"""A decoder that raises: what it touched ends in error, and nothing else; no slot is ever lost."""
+"""Failures of the decoder and of the engine: only affected generations end, and no slot is lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.service.fixtures import GREY, FakeDecoder, until
 
 
 @BOTH
-def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
+def test_a_failing_step_ends_only_the_running_generations(
     decoders: type[FakeDecoder], caplog: pytest.LogCaptureFixture
 ) -> None:
     heard = RecordingObserver()
@@ -77,7 +77,7 @@ def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["at once", "half done"])
-def test_a_load_that_raises_ends_only_the_images_that_it_would_have_loaded(
+def test_a_failing_load_ends_only_the_loaded_images(
     begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = FakeDecoder(GREY, 3)
@@ -106,7 +106,7 @@ def test_a_load_that_raises_ends_only_the_images_that_it_would_have_loaded(
 
 
 @BOTH
-def test_slots_come_back_after_thousands_of_random_arrivals_and_cancels(
+def test_all_slots_are_free_after_thousands_of_random_events(
     decoders: type[FakeDecoder],
 ) -> None:
     heard = RecordingObserver()
@@ -158,8 +158,8 @@ def test_slots_come_back_after_thousands_of_random_arrivals_and_cancels(
 
 
 @BOTH
-def test_a_device_that_is_lost_ends_the_engine(decoders: type[FakeDecoder]) -> None:
-    """Every step would fail from then on: whoever watches the process is to start it again."""
+def test_a_lost_device_ends_the_engine(decoders: type[FakeDecoder]) -> None:
+    """Every step would fail from then on, so the process must be restarted."""
     decoder = decoders(GREY, 2)
     gate = Gate(decoder)
     engine = Engine("grey", decoder, QueueLimits())
@@ -179,7 +179,7 @@ def test_a_device_that_is_lost_ends_the_engine(decoders: type[FakeDecoder]) -> N
     engine.close(0)
 
 
-def test_a_device_that_is_lost_while_an_image_begins_ends_the_engine() -> None:
+def test_a_device_lost_during_a_load_ends_the_engine() -> None:
     decoder = FakeDecoder(GREY, 2)
     engine = Engine("grey", decoder, QueueLimits())
 
@@ -194,8 +194,8 @@ def test_a_device_that_is_lost_while_an_image_begins_ends_the_engine() -> None:
 
 
 @pytest.mark.parametrize("what", ["before_step", "before_load"])
-def test_a_decoder_that_fails_at_anything_ends_the_engine(what: str) -> None:
-    """In a row: once something was drawn, as many may fail again."""
+def test_a_decoder_that_always_fails_ends_the_engine(what: str) -> None:
+    """Only consecutive failures count."""
     decoder = FakeDecoder(GREY, 2)
     engine = Engine("grey", decoder, QueueLimits())
 
@@ -214,8 +214,8 @@ def test_a_decoder_that_fails_at_anything_ends_the_engine(what: str) -> None:
     engine.close(0)
 
 
-def test_an_image_that_cannot_be_begun_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside others that are taken with it; no slot is lost."""
+def test_an_image_that_cannot_start_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images admitted together with it are drawn, and no slot is lost."""
 
     def fail(*_: object) -> None:
         raise MemoryError
@@ -238,10 +238,10 @@ def test_an_image_that_cannot_be_begun_ends_alone(monkeypatch: pytest.MonkeyPatc
         assert_all_slots_free(engine, decoder)
 
 
-def test_an_image_that_cannot_be_begun_takes_those_of_its_request_with_it(
+def test_an_image_that_cannot_start_ends_its_generation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One before it was given slots at the same moment: they go back, and it stays ended."""
+    """An image of the same generation that just got slots loses them again."""
 
     def fail_second(config: ModelConfig, seed: int, *rest: Any) -> ParticleFilter:
         if seed == 6:
@@ -270,10 +270,10 @@ def test_an_image_that_cannot_be_begun_takes_those_of_its_request_with_it(
 @pytest.mark.parametrize(
     "where", [(ParticleFilter, "finish"), (Image, "finish")], ids=["particles", "image"]
 )
-def test_an_image_that_cannot_be_finished_ends_alone(
+def test_an_image_that_cannot_be_finished_ends_its_generation_only(
     where: tuple[type, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside those that are complete at the same moment, and one half drawn; no slot is lost."""
+    """Others are complete at the same moment, or half drawn; no slot is lost."""
     finish = getattr(*where)
 
     def fail(self: ParticleFilter | Image, *rest: Any) -> None:
@@ -300,10 +300,10 @@ def test_an_image_that_cannot_be_finished_ends_alone(
 
 
 @pytest.mark.parametrize("told", ["first_pixel", "finished", "ended"])
-def test_an_observer_that_raises_takes_no_other_generation_with_it(
+def test_a_failing_observer_ends_one_generation_only(
     told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three that are complete at the same moment; it ends the one that it was told of."""
+    """Three generations are complete at the same moment; only the reported one ends in an error."""
     heard = RecordingObserver()
     tell = getattr(heard, told)
 
@@ -328,8 +328,8 @@ def test_an_observer_that_raises_takes_no_other_generation_with_it(
         assert_all_slots_free(engine, decoder)
 
 
-def test_one_request_that_always_fails_ends_no_engine() -> None:
-    """It could be anybody's: so a plain image is tried before the engine gives up."""
+def test_a_request_that_always_fails_does_not_end_the_engine() -> None:
+    """The engine draws a plain image before it gives up, because a request may be at fault."""
     decoder = FakeDecoder(GREY, 2)
     plain: list[int] = []
 
@@ -347,7 +347,7 @@ def test_one_request_that_always_fails_ends_no_engine() -> None:
             with engine.queue.reading(touched):
                 finished(touched)
             assert touched.error is not None
-        assert len(plain) == 2  # once for each so many failures
+        assert len(plain) == 2  # one plain image per MAX_FAILURES failures
         decoder.steps.clear()
         after = engine.queue.submit(GenerationSpec(n=1, seed=0))
         with engine.queue.reading(after):
@@ -355,7 +355,9 @@ def test_one_request_that_always_fails_ends_no_engine() -> None:
         assert_all_slots_free(engine, decoder)
 
 
-def test_a_bug_of_the_engine_s_own_answers_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_the_engine_ends_all_generations_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     decoder = FakeDecoder(GREY, 2)
     gate = Gate(decoder)
     engine = Engine("grey", decoder, QueueLimits())
@@ -374,13 +376,13 @@ def test_a_bug_of_the_engine_s_own_answers_everybody(monkeypatch: pytest.MonkeyP
             finished(generation)
     until(lambda: engine.broken and not engine.alive)
     monkeypatch.setattr(engine_module, "STUCK_SECONDS", 0.0)
-    assert not engine.stuck  # it has ended, and says so
+    assert not engine.stuck  # it has ended, so it is broken
     with pytest.raises(ClosedError):
         engine.queue.submit(GenerationSpec(n=1, seed=0))
     engine.close(0)
 
 
-def test_an_engine_that_has_drawn_all_there_was_is_not_stuck(
+def test_an_idle_engine_is_not_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_module, "STUCK_SECONDS", 0.0)
@@ -392,7 +394,7 @@ def test_an_engine_that_has_drawn_all_there_was_is_not_stuck(
         assert not engine.stuck
 
 
-def test_a_step_that_hangs_is_told_and_waited_for_no_longer(
+def test_a_hanging_step_is_reported_and_close_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = FakeDecoder(GREY, 2)
@@ -401,12 +403,12 @@ def test_a_step_that_hangs_is_told_and_waited_for_no_longer(
     monkeypatch.setattr(protocol, "JOIN_GRACE_SECONDS", 0.0)
     engine = Engine("grey", decoder, QueueLimits())
     engine.start()
-    assert engine.alive  # with nothing to do it is not stuck
+    assert engine.alive  # an idle engine is not stuck
     generation = engine.queue.submit(GenerationSpec(n=1, seed=0))
     gate.wait()
     until(lambda: engine.stuck)
     assert not engine.alive
-    engine.close(0)  # comes back
+    engine.close(0)  # returns
     gate.open()
     finished(generation)
     until(lambda: not engine._thread.is_alive())

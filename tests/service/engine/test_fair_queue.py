@@ -1,4 +1,4 @@
-"""Callers share an engine: many requests of one delay another's by an image each time."""
+"""Fairness between callers in the queue, and the limit of images in flight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def waiting(caller: str, n: int) -> Generation:
 
 
 def taken(order: FairQueue) -> list[Generation]:
-    """Take every image, as they come."""
+    """Take all images in order, and return their generations."""
     found: list[Generation] = []
     while order:
         found.append(order.peek())
@@ -26,8 +26,8 @@ def taken(order: FairQueue) -> list[Generation]:
     return found
 
 
-def test_places_are_those_in_which_images_come() -> None:
-    """Of many callers and requests, small and large, whoever's turn it is."""
+def test_queue_positions_match_the_order_of_admission() -> None:
+    """With several callers, small and large requests, and images taken in between."""
     order = FairQueue()
     generations: list[Generation] = []
     for caller, n in zip("abacaabddcbbab", (1, 3, 9, 2, 1, 4, 1, 2, 1, 1, 2, 1, 3, 1), strict=True):
@@ -38,7 +38,7 @@ def test_places_are_those_in_which_images_come() -> None:
         assert images.index(new) == told
         assert len(images) == sum(one.waiting for one in generations)
         assert set(order) == {one for one in generations if one.waiting}
-        if n % 2 == 0:  # turns go on meanwhile
+        if n % 2 == 0:  # take an image in between
             (next_one := order.peek()).next_index += 1
             order.rotate(next_one)
     wanted = list(order.iter_images())
@@ -46,7 +46,7 @@ def test_places_are_those_in_which_images_come() -> None:
     assert not any(order.has_waiting(caller) for caller in "abcd")
 
 
-def test_a_caller_of_whom_nothing_is_drawn_any_more_is_forgotten() -> None:
+def test_a_caller_without_live_generations_is_forgotten() -> None:
     limiter = InFlightLimiter(5)
     generations = [waiting("a", 1), waiting("a", 1)]
     for one in generations:
@@ -56,7 +56,7 @@ def test_a_caller_of_whom_nothing_is_drawn_any_more_is_forgotten() -> None:
         assert list(limiter._live) == known
 
 
-def test_a_caller_s_images_in_flight_are_those_not_finished_of_all_its_requests() -> None:
+def test_the_in_flight_limit_counts_unfinished_images_of_all_requests() -> None:
     limiter = InFlightLimiter(5)
     generations = [waiting("a", 3), waiting("a", 1)]
     for one in generations:
@@ -64,11 +64,11 @@ def test_a_caller_s_images_in_flight_are_those_not_finished_of_all_its_requests(
     limiter.check("a", 1)
     with pytest.raises(TooManyInFlightError, match="you have 4 images in flight"):
         limiter.check("a", 2)
-    generations[0].unfinished -= 1  # as where one of its images ends
+    generations[0].unfinished -= 1  # as if one of its images had finished
     limiter.check("a", 2)
 
 
-def test_one_that_leaves_is_in_nobodys_way() -> None:
+def test_a_removed_generation_does_not_block_others() -> None:
     order = FairQueue()
     a, b, c = waiting("a", 2), waiting("a", 1), waiting("b", 1)
     for one in (a, b, c):
@@ -80,7 +80,7 @@ def test_one_that_leaves_is_in_nobodys_way() -> None:
     assert a not in order
 
 
-def test_a_caller_of_many_requests_delays_another_by_an_image_each_time() -> None:
+def test_a_caller_with_many_requests_delays_another_by_one_image_per_round() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate, generations, admitted = Gate(decoder), list[Generation](), list[int]()
     decoder.before_load = lambda slots: admitted.extend(seeds_in(slots, engine))
@@ -103,7 +103,7 @@ def test_a_caller_of_many_requests_delays_another_by_an_image_each_time() -> Non
     assert admitted[:9] == [0, 1, 500, 10, 502, 20, 501, 30, 503]
 
 
-def test_one_caller_leaves_room_for_others() -> None:
+def test_a_caller_cannot_fill_the_queue_alone() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder, max_waiting=512) as engine:
@@ -111,7 +111,7 @@ def test_one_caller_leaves_room_for_others() -> None:
         live = [submit(GenerationSpec(n=1, seed=0), caller="many")]
         gate.wait()
         live += [submit(GenerationSpec(n=2, seed=0), caller="many") for _ in range(224)]
-        with pytest.raises(QueueFullError):  # an eighth of the places is not its
+        with pytest.raises(QueueFullError):  # an eighth of the places is reserved for others
             submit(GenerationSpec(n=1, seed=0), caller="many")
         live += [submit(GenerationSpec(n=1, seed=0), caller=f"another {j}") for j in range(64)]
         with pytest.raises(QueueFullError):
@@ -121,19 +121,22 @@ def test_one_caller_leaves_room_for_others() -> None:
         gate.open()
 
 
-def test_who_wants_what_another_has_queued_need_not_wait_for_that_ones_turns() -> None:
+def test_a_reattached_generation_is_scheduled_for_the_new_caller() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder) as engine:
         live = [engine.queue.submit(GenerationSpec(n=1, seed=j), caller="many") for j in range(9)]
         gate.wait()
         assert engine.queue.reattach(live[8], "few")
-        assert engine.queue.reattach(live[7], "few")  # who has one waiting by now
+        # This caller has a generation waiting now, so nothing moves.
+        assert engine.queue.reattach(live[7], "few")
         assert [one.caller for one in live[7:]] == ["many", "few"]
-        assert engine.queue.reattach(live[8], "another")  # it is the next of few's: nobody moves it
+        # It is the next one of its caller, so it stays.
+        assert engine.queue.reattach(live[8], "another")
         assert live[8].caller == "few"
         late = engine.queue.submit(GenerationSpec(n=1, seed=99), caller="few")
-        assert late.queue_position == 3  # after one of many's, its first, and another of many's
+        # Behind one image of "many", its caller's first one, and another image of "many".
+        assert late.queue_position == 3
         for one in (*live, late):
             engine.queue.cancel(one)
         gate.open()

@@ -1,4 +1,4 @@
-"""Readers on other threads: only an image's own pixels, news that is not missed, no memory held."""
+"""Reading generations from other threads: race conditions, callbacks and memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.service.fixtures import DEADLINE, GREY, FakeDecoder, fake_image, unti
 
 
 @BOTH
-def test_reading_while_slots_are_reused_never_gives_another_images_pixels(
+def test_readers_never_see_pixels_of_the_next_image_in_a_slot(
     decoders: type[FakeDecoder],
 ) -> None:
     decoder = decoders(GREY, 2)
@@ -36,7 +36,7 @@ def test_reading_while_slots_are_reused_never_gives_another_images_pixels(
     with running(decoder, keep_finished=0) as engine:
         live: list[Generation] = []
 
-        def hammer() -> None:
+        def read_repeatedly() -> None:
             while not done.is_set():
                 for generation in live:
                     for image in generation.images:
@@ -47,7 +47,7 @@ def test_reading_while_slots_are_reused_never_gives_another_images_pixels(
 
         specs = [GenerationSpec(n=4, seed=10 * j) for j in range(60)]
         expected = {spec.seed + j: fake_image(GREY, spec, j) for spec in specs for j in range(4)}
-        threads = [threading.Thread(target=hammer) for _ in range(3)]
+        threads = [threading.Thread(target=read_repeatedly) for _ in range(3)]
         for thread in threads:
             thread.start()
         try:
@@ -64,7 +64,7 @@ def test_reading_while_slots_are_reused_never_gives_another_images_pixels(
 
 
 class Late:
-    """An array, seen through by a reader too slow: meanwhile ``end`` runs, the slot is reused."""
+    """Array whose access calls ``end``, as if a slow reader were overtaken and the slot reused."""
 
     def __init__(self, values: NDArray[Any], end: Callable[[], None], reused: int) -> None:
         self._values, self._end, self._reused = values, end, reused
@@ -78,8 +78,8 @@ class Late:
         return self._values.copy()
 
 
-def test_an_image_that_ends_during_a_read_is_read_again() -> None:
-    """The race itself, with the turn of events made sure by an array that ends the image."""
+def test_an_image_that_finishes_during_a_read_is_read_again() -> None:
+    """Provokes the race with an array that finishes the image during the read."""
     row, position = np.full((4, 1), 7, np.uint8), np.full(1, 4, np.int32)
     image = Image(0, 0, CanvasView(row, position))
     late = Late(row, lambda: image.finish(FinishReason.LENGTH, None), reused=99)
@@ -87,7 +87,7 @@ def test_an_image_that_ends_during_a_read_is_read_again() -> None:
     assert image.read(0, 4).ravel().tolist() == [7, 7, 7, 7]
 
 
-def test_an_image_that_ends_while_its_position_is_read_is_asked_again() -> None:
+def test_an_image_that_finishes_during_a_position_read_is_read_again() -> None:
     row, position = np.full((4, 1), 7, np.uint8), np.full(1, 4, np.int32)
     image = Image(0, 0, CanvasView(row, position))
     late = Late(position, lambda: image.finish(FinishReason.LENGTH, None), reused=1)
@@ -95,7 +95,7 @@ def test_an_image_that_ends_while_its_position_is_read_is_asked_again() -> None:
     assert image.position == 4
 
 
-def test_news_wakes_each_waiter_once_and_at_once_when_all_is_over() -> None:
+def test_each_change_callback_is_called_once_and_immediately_after_the_end() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     woken: Counter[str] = Counter()
@@ -114,7 +114,7 @@ def test_news_wakes_each_waiter_once_and_at_once_when_all_is_over() -> None:
         assert woken == {"a": 1, "b": 1, "c": 1}
 
 
-def test_news_between_reading_and_waiting_is_not_missed() -> None:
+def test_a_change_between_read_and_callback_is_not_missed() -> None:
     generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
     woken: Counter[str] = Counter()
     seen = generation.version
@@ -128,7 +128,7 @@ def test_news_between_reading_and_waiting_is_not_missed() -> None:
     assert woken == {"a": 1, "b": 1}
 
 
-def test_who_waited_long_enough_is_called_back_no_more() -> None:
+def test_callbacks_are_removed_after_a_timeout() -> None:
     generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
 
     async def come_and_go() -> None:
@@ -142,8 +142,8 @@ def test_who_waited_long_enough_is_called_back_no_more() -> None:
     assert not generation._done_callbacks
 
 
-def test_a_finished_generation_keeps_neither_the_decoder_nor_its_waiters_alive() -> None:
-    """Memory: what is kept for replay is the images' own pixels."""
+def test_a_finished_generation_references_neither_decoder_nor_callbacks() -> None:
+    """A cached generation holds its images' pixels only."""
 
     class Reader:
         def told(self) -> None: ...
@@ -170,8 +170,8 @@ def test_a_finished_generation_keeps_neither_the_decoder_nor_its_waiters_alive()
         np.testing.assert_array_equal(before, after)
 
 
-def test_an_engine_keeps_no_generation_that_its_queue_has_forgotten() -> None:
-    """Memory, and the keys of requests that may come again: they live as long as it does."""
+def test_an_engine_drops_generations_that_left_the_result_cache() -> None:
+    """Idempotency keys disappear together with it."""
     decoder = FakeDecoder(GREY, 4)
     with running(decoder, keep_finished=0) as engine:
         generation = engine.queue.submit(GenerationSpec(n=3, seed=0))

@@ -1,4 +1,4 @@
-"""Particles and guided images in an engine: exact in the limit, the same bytes in any company."""
+"""Particles and guided images in an engine: statistics, reproducibility and warnings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from scanline.service.engine.queue import QueueLimits
 from tests.conftest import random_network, tiny_config
 from tests.service.fixtures import FakeDecoder
 
-VALUES = 3  # that the small networks here draw
+VALUES = 3  # number of values that the small networks draw
 SMALL = tiny_config(height=2, width=3, classes=("cat", "dog"))
 
 
-def few_values(config: ModelConfig, seed: int = 0) -> LinearTransformer:
-    """Give a network that draws three values only, each pixel by those before it."""
+def small_network(config: ModelConfig, seed: int = 0) -> LinearTransformer:
+    """Return a network that draws only three values, conditioned on earlier pixels."""
     network = random_network(config, seed, torch.float32)
     with torch.no_grad():
         network.head.predictor.weight.mul_(3)
@@ -49,7 +49,7 @@ def engine_of(network: LinearTransformer, slots: int) -> Engine:
 
 
 def drawn(engine: Engine, specs: list[GenerationSpec], pause: float = 0.0) -> list[Generation]:
-    """Draw everything, submitted with pauses between, and close the engine."""
+    """Draw all specs, submitted with pauses in between, and close the engine."""
     engine.start()
     try:
         generations = []
@@ -69,7 +69,7 @@ def drawn(engine: Engine, specs: list[GenerationSpec], pause: float = 0.0) -> li
 def posterior(
     network: LinearTransformer, known: dict[int, int], label: int
 ) -> dict[tuple[int, ...], float]:
-    """Enumerate all images: P of each, given the known pixels."""
+    """Return the probability of each image given the known pixels, by enumeration."""
     T = network.config.pixels
     images = [x for x in itertools.product(range(VALUES), repeat=T)
               if all(x[pixel] == value for pixel, value in known.items())]  # fmt: skip
@@ -85,14 +85,16 @@ def frequencies(generation: Generation) -> dict[tuple[int, ...], float]:
     return {image: images.count(image) / len(images) for image in set(images)}
 
 
-def distance(seen: dict[tuple[int, ...], float], true: dict[tuple[int, ...], float]) -> float:
-    """Give the total variation between two distributions."""
+def total_variation(
+    seen: dict[tuple[int, ...], float], true: dict[tuple[int, ...], float]
+) -> float:
+    """Return the total variation distance of two distributions."""
     return sum(abs(seen.get(x, 0) - true.get(x, 0)) for x in seen.keys() | true.keys()) / 2
 
 
-def test_particles_come_near_the_true_completions() -> None:
-    """One image's last two pixels are known: the more particles, the nearer to the enumeration."""
-    network, known = few_values(SMALL), {4: 2, 5: 2}
+def test_particles_approach_the_true_posterior() -> None:
+    """The last two pixels are known. More particles come closer to the enumerated posterior."""
+    network, known = small_network(SMALL), {4: 2, 5: 2}
     count = 600
     true = posterior(network, known, 1)
     canvas, mask = np.zeros((6, 1), np.uint8), np.zeros(6, np.bool_)
@@ -109,8 +111,8 @@ def test_particles_come_near_the_true_completions() -> None:
         )
         (generation,) = drawn(engine_of(network, 128), [spec])
         assert all((image.read(0, 6)[mask] == canvas[mask]).all() for image in generation.images)
-        distances.append(distance(frequencies(generation), true))
-    chance = distance(
+        distances.append(total_variation(frequencies(generation), true))
+    chance = total_variation(
         {x: c / count for x, c in zip(true, np.random.default_rng(0).multinomial(
             count, list(true.values())), strict=True)}, true,
     )  # fmt: skip
@@ -119,8 +121,8 @@ def test_particles_come_near_the_true_completions() -> None:
     assert distances[2] < chance + 0.06
 
 
-def test_the_evidence_is_the_probability_of_what_is_known() -> None:
-    network = few_values(SMALL)
+def test_the_evidence_is_the_probability_of_the_known_pixels() -> None:
+    network = small_network(SMALL)
     every = posterior(network, {}, 0)
     canvas, mask = np.full((6, 1), 2, np.uint8), np.zeros(6, np.bool_)
     mask[5] = True
@@ -135,8 +137,8 @@ def test_the_evidence_is_the_probability_of_what_is_known() -> None:
     assert all(1 <= one.min_effective_size <= one.effective_size <= 16 for one in ran)
 
 
-def mixed(config: ModelConfig) -> list[GenerationSpec]:
-    """Give plain, guided, cut and completed images, of one particle and of several."""
+def mixed_specs(config: ModelConfig) -> list[GenerationSpec]:
+    """Return plain, guided, truncated and completed images, with one and with several particles."""
     generator = np.random.default_rng(4)
     canvas = generator.integers(0, VALUES, (config.pixels, config.channels), np.uint8)
     some: list[NDArray[np.bool_]] = [generator.random(config.pixels) < 0.4 for _ in range(2)]
@@ -156,23 +158,23 @@ def mixed(config: ModelConfig) -> list[GenerationSpec]:
     ]
 
 
-def test_the_same_seed_gives_the_same_bytes_in_any_company() -> None:
+def test_a_seed_gives_the_same_bytes_alone_and_among_others() -> None:
     config = tiny_config(classes=("cat", "dog"), short_conv="2x3")
-    network = few_values(config)
+    network = small_network(config)
     expected = [
         [image.read(0, config.pixels) for image in drawn(engine_of(network, 12), [spec])[0].images]
-        for spec in mixed(config)
+        for spec in mixed_specs(config)
     ]
     for slots, pause in ((8, 0.0), (13, 0.002), (40, 0.0)):
-        generations = drawn(engine_of(network, slots), mixed(config), pause)
+        generations = drawn(engine_of(network, slots), mixed_specs(config), pause)
         for generation, images in zip(generations, expected, strict=True):
             assert generation.error is None
             for image, pixels in zip(generation.images, images, strict=True):
                 assert np.array_equal(image.read(0, config.pixels), pixels)
 
 
-def test_a_class_by_seed_is_that_of_the_image_alone() -> None:
-    network = few_values(SMALL)
+def test_a_random_label_depends_on_the_image_seed_only() -> None:
+    network = small_network(SMALL)
     (together,) = drawn(
         engine_of(network, 8),
         [GenerationSpec(n=12, seed=5, sampling=SamplingParams(random_label=True))],
@@ -185,8 +187,8 @@ def test_a_class_by_seed_is_that_of_the_image_alone() -> None:
         assert np.array_equal(alone.images[0].read(0, 6), image.read(0, 6))
 
 
-def test_slots_come_back_from_images_that_are_cancelled() -> None:
-    network = few_values(tiny_config(classes=("cat", "dog")))
+def test_cancelled_images_free_all_their_slots() -> None:
+    network = small_network(tiny_config(classes=("cat", "dog")))
     engine = engine_of(network, 12)
     engine.start()
     try:
@@ -203,9 +205,8 @@ def test_slots_come_back_from_images_that_are_cancelled() -> None:
         reasons = {image.finish_reason for image in generation.images}
         assert FinishReason.CANCELLED in reasons
         assert engine.slots_in_use == 0
-        assert (
-            engine._slots.particle_images == 0
-        )  # or others would be looked at one by one from then on
+        # Otherwise a slow path would be used from then on.
+        assert engine._slots.particle_images == 0
         after = engine.queue.submit(GenerationSpec(n=12, seed=1))
         with engine.queue.reading(after):
             while not after.finished:
@@ -215,9 +216,9 @@ def test_slots_come_back_from_images_that_are_cancelled() -> None:
         engine.close(drain=0)
 
 
-def test_an_image_of_many_slots_is_not_passed_by_for_ever() -> None:
-    """It waits until its slots are free, and those behind it wait with it."""
-    network = few_values(SMALL)
+def test_an_image_that_needs_many_slots_is_not_overtaken_forever() -> None:
+    """It waits until enough slots are free, and the images behind it wait too."""
+    network = small_network(SMALL)
     specs = [
         GenerationSpec(n=30, seed=0),
         GenerationSpec(n=1, seed=1, sampling=SamplingParams(label=0, particles=8)),
@@ -229,18 +230,18 @@ def test_an_image_of_many_slots_is_not_passed_by_for_ever() -> None:
     assert wide.started < last.ended
 
 
-def test_particles_are_weighed_at_the_end_of_each_known_row() -> None:
+def test_weights_are_updated_at_the_end_of_each_known_row() -> None:
     known = np.array([False, True, True, True, True, True])
     crowd = ParticleFilter(SMALL, 0, known, [0, 1])
     assert [crowd.pixels_to_next_update(position) for position in range(6)] == [3, 2, 1, 3, 2, 1]
 
 
-def test_one_particle_with_all_the_weight_is_told() -> None:
-    network = few_values(SMALL)
+def test_collapsed_particles_cause_a_warning() -> None:
+    network = small_network(SMALL)
     with torch.no_grad():
         network.head.predictor.weight[VALUES:].mul_(5)
     canvas, mask = np.zeros((6, 1), np.uint8), np.zeros(6, np.bool_)
-    mask[5], canvas[5] = True, 200  # which it never draws, so that weights are far apart
+    mask[5], canvas[5] = True, 200  # a value that is never drawn, so that the weights differ widely
     spec = GenerationSpec(
         n=2, seed=3, canvas=canvas, known=mask, sampling=SamplingParams(label=0, particles=4)
     )
@@ -250,28 +251,29 @@ def test_one_particle_with_all_the_weight_is_told() -> None:
     assert collapsed > 0
     assert len(generation.warnings) == 1
     for image in generation.images:
+        # Also if it recovered by the end.
         image.particles = ParticleStats(
             effective_size=4.0, min_effective_size=1.0, log_evidence=0.0
-        )  # even at the end
+        )
     assert "in 2 of 2 images" in generation.warnings[0]
     (plain,) = drawn(engine_of(network, 8), [GenerationSpec(n=2, seed=3)])
     assert plain.warnings == []
 
 
-def test_particles_that_nothing_can_guide_are_told() -> None:
+def test_particles_without_effect_cause_a_warning() -> None:
     canvas, mask = np.zeros((6, 1), np.uint8), np.arange(6) < 3
     for known in (mask, None):
         spec = GenerationSpec(
             n=1, seed=3, canvas=canvas, known=known, sampling=SamplingParams(particles=4)
         )
-        (generation,) = drawn(engine_of(few_values(SMALL), 8), [spec])
+        (generation,) = drawn(engine_of(small_network(SMALL), 8), [spec])
         assert ["`particles` has no effect" in warning for warning in generation.warnings] == [True]
 
 
-def test_who_looks_on_is_told_of_every_pixel_that_changes() -> None:
-    """What was read before, and from where another is shown, is the image in the end."""
+def test_viewers_are_told_of_every_changed_pixel() -> None:
+    """Pixels read before a revision, and after it, make up the final image."""
     known, canvas = np.isin(np.arange(6), (2, 5)), np.array([[0], [0], [0], [0], [0], [2]])
-    decoder = create_decoder(few_values(SMALL, seed=8), 8, "native", 1)
+    decoder = create_decoder(small_network(SMALL, seed=8), 8, "native", 1)
     inputs = InputBatch.empty(SMALL, 1)
     inputs.known[0], inputs.canvas[0], inputs.label[0] = known, canvas, 0
     switched = 0
@@ -289,7 +291,7 @@ def test_who_looks_on_is_told_of_every_pixel_that_changes() -> None:
             position = int(decoder.positions[told["slot"]])
             before, after = (decoder.canvas[i, :position] for i in (told["slot"], slot))
             differ = np.flatnonzero((before != after).any(1)).tolist()
-            assert changed == [*differ, position][0]  # no more is sent again than that
+            assert changed == [*differ, position][0]  # no unchanged pixel is sent again
             told |= {"slot": slot, "from": min(told["from"], changed)}
 
         particles = ParticleFilter(SMALL, seed, known, range(8))
@@ -307,8 +309,8 @@ def test_who_looks_on_is_told_of_every_pixel_that_changes() -> None:
     assert switched > 20
 
 
-class Costly(FakeDecoder):
-    """Draws in eight slots pixels that cost what is given: ``costs[pixel][slot]`` bits."""
+class FixedCostDecoder(FakeDecoder):
+    """Decoder whose pixels cost ``costs[pixel][slot]`` bits, in eight slots."""
 
     def __init__(self, costs: dict[int, list[int]]) -> None:
         super().__init__(SMALL, 8)
@@ -332,15 +334,15 @@ class Costly(FakeDecoder):
         (7, [([1, 1, 1, 7], [0, 2, 3, 4]), ([4] * 6, [1, 2, 3, 5, 6, 7])], [1, 4, 4, 0]),
     ],
 )
-def test_a_seed_and_the_weights_say_whose_copies_go_on_and_which_is_shown(
+def test_resampling_depends_on_seed_and_weights_only(
     seed: int, forks: list[tuple[list[int], list[int]]], shown: list[int]
 ) -> None:
-    """The same in every version, or it would draw other bytes; and each copy draws its own."""
-    decoder = Costly(
+    """The choice must be the same in every version; and each copy draws its own values."""
+    decoder = FixedCostDecoder(
         {1: [7, 0, 7, 11, 10, 2, 3, 1], 3: [3, 9, 8, 9, 0, 10, 5, 8], 5: [0, 10, 6, 0, 8, 6, 0, 7]}
     )
     inputs = InputBatch.empty(SMALL, 1)
-    inputs.known[0] = known = np.arange(6) % 2 == 1  # each is behind an unknown one
+    inputs.known[0] = known = np.arange(6) % 2 == 1  # each follows an unknown pixel
     particles = ParticleFilter(SMALL, seed, known, range(8))
     decoder.begin([0], inputs)
     particles.begin(decoder)
@@ -350,7 +352,7 @@ def test_a_seed_and_the_weights_say_whose_copies_go_on_and_which_is_shown(
         decoder.step(particles.slots, particles.pixels_to_next_update(position))
         particles.update(decoder, lambda *_: None)
         effective = particles.effective_size
-        particles.update(decoder, lambda *_: None)  # as an engine may, while others have their turn
+        particles.update(decoder, lambda *_: None)  # as the engine may do while others run
         assert particles.effective_size == effective
         assert sorted(decoder.inputs.particle.tolist()) == list(range(8))
         seen.append(particles.displayed)
@@ -359,8 +361,8 @@ def test_a_seed_and_the_weights_say_whose_copies_go_on_and_which_is_shown(
     assert [*seen, particles.displayed] == shown
 
 
-def test_the_bits_are_those_of_the_particle_that_is_shown() -> None:
-    network = few_values(SMALL)
+def test_the_bits_are_those_of_the_displayed_particle() -> None:
+    network = small_network(SMALL)
     canvas, mask = np.full((6, 1), 2, np.uint8), np.arange(6) == 5
     spec = GenerationSpec(
         n=8, seed=0, canvas=canvas, known=mask, sampling=SamplingParams(label=1, particles=8)
@@ -373,11 +375,11 @@ def test_the_bits_are_those_of_the_particle_that_is_shown() -> None:
 
 
 @pytest.mark.parametrize("known", [{0: 1, 5: 2}, {2: 0, 5: 2}], ids=["before", "between"])
-def test_the_evidence_is_that_of_each_place_once(
+def test_the_evidence_counts_each_known_pixel_once(
     known: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not of what is known before the first unknown pixel; and where light ones are replaced."""
-    network = few_values(SMALL, seed=8)  # whose third pixels tell much of those before them
+    """The prefix does not count, and resampling does not change the evidence."""
+    network = small_network(SMALL, seed=8)  # its third pixels depend strongly on those before them
     every = posterior(network, {}, 0)
 
     def chance(known: dict[int, int]) -> float:
@@ -402,7 +404,7 @@ def test_the_evidence_is_that_of_each_place_once(
     true = chance(known) / (chance({0: known[0]}) if 0 in known else 1)
     assert np.exp([one.log_evidence for one in ran]).mean() == pytest.approx(true, rel=0.1)
     if 2 in known:
-        assert len(forks) > 500  # one each to begin with, and most of them once more
+        assert len(forks) > 500  # one per image at the start, and most once more
         assert any(one.min_effective_size < one.effective_size for one in ran)
         true_shares = posterior(network, known, 0)
-        assert distance(frequencies(generation), true_shares) < 0.2
+        assert total_variation(frequencies(generation), true_shares) < 0.2

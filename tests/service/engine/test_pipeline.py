@@ -1,4 +1,4 @@
-"""Of many images on a device the next step is launched before the last has landed."""
+"""Steps in flight on a device: launched ahead, synchronized in order, and measured."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from tests.service.fixtures import GREY, FakeDecoder, LateDecoder
 MANY = SYNCHRONOUS_SLOTS + 6
 
 
-def flights(decoder: LateDecoder) -> list[int]:
-    """Keep how many launches are in flight, one to land among them, whenever one is to land."""
+def record_in_flight(decoder: LateDecoder) -> list[int]:
+    """Record the number of launches in flight at each synchronization, including that one."""
     seen: list[int] = []
     decoder.before_step = lambda slots: seen.append(1 + len(decoder.launched))
     return seen
@@ -50,22 +50,22 @@ def flights(decoder: LateDecoder) -> list[int]:
     [(1, LateDecoder.max_in_flight), (MANY, LateDecoder.max_in_flight)],
     ids=["one", "many"],
 )
-def test_as_many_steps_are_in_flight_as_the_decoder_is_worth(images: int, most: int) -> None:
+def test_the_decoder_decides_how_many_steps_are_in_flight(images: int, most: int) -> None:
     decoder = LateDecoder(GREY, MANY)
-    seen = flights(decoder)
+    seen = record_in_flight(decoder)
     with opened(decoder) as engine:
         generation = engine.queue.submit(GenerationSpec(n=images, seed=0))
         with engine.queue.reading(generation):
             engine.start()
             assert_right(generation)
     assert max(seen) == most
-    assert len(seen) == len(decoder.steps)  # each was waited for
+    assert len(seen) == len(decoder.steps)  # all steps were synchronized
 
 
-def test_images_come_and_go_between_steps_in_flight() -> None:
-    """Three times as many images as slots, some of them begun by their senders."""
+def test_images_start_and_finish_between_steps_in_flight() -> None:
+    """Three times as many images as slots, some of them with known pixels."""
     decoder = LateDecoder(GREY, MANY)
-    seen = flights(decoder)
+    seen = record_in_flight(decoder)
     known = np.arange(GREY.pixels) < 17
     with opened(decoder) as engine:
         generations = [
@@ -80,8 +80,8 @@ def test_images_come_and_go_between_steps_in_flight() -> None:
     assert max(seen) == LateDecoder.max_in_flight
 
 
-def test_known_pixels_are_passed_over_beside_those_who_draw() -> None:
-    """On a device few images cost what many do: so they have no steps of their own for it."""
+def test_known_pixels_are_stepped_over_together_with_other_images() -> None:
+    """On a device a step of few images costs as much as one of many, so there is no prefill."""
     decoder = LateDecoder(GREY, MANY)
     gate = Gate(decoder)
     with running(decoder, clock=Clock()) as engine:
@@ -102,15 +102,15 @@ def test_known_pixels_are_passed_over_beside_those_who_draw() -> None:
     assert {len(slots) for slots, _ in decoder.steps} == {1, 2}
 
 
-def test_an_image_that_leaves_has_its_steps_in_flight_forgotten() -> None:
+def test_steps_in_flight_of_a_cancelled_image_are_ignored() -> None:
     decoder = LateDecoder(GREY, MANY)
     gate, ticks = Gate(decoder), itertools.count()
-    # Time goes on by more than a step's whenever it is asked for: so each step is of one pixel.
+    # The clock advances by more than a step's target at each call, so each step draws one pixel.
     with running(decoder, clock=lambda: next(ticks) * 1.1 * STEP_SECONDS) as engine:
         leaving = engine.queue.submit(GenerationSpec(n=MANY, seed=0))
         gate.wait()
         gate.turn(3)
-        assert decoder.launched  # behind the one that is held
+        assert decoder.launched  # a second step is in flight behind the blocked one
         engine.queue.cancel(leaving)
         other = engine.queue.submit(GenerationSpec(n=MANY, seed=1))
         gate.open()
@@ -120,7 +120,7 @@ def test_an_image_that_leaves_has_its_steps_in_flight_forgotten() -> None:
         assert {image.finish_reason for image in leaving.images} == {FinishReason.CANCELLED}
 
 
-def test_nothing_that_failed_is_waited_for() -> None:
+def test_steps_are_discarded_after_a_failure() -> None:
     class Failing(LateDecoder):
         def synchronize(self, remaining: int = 0) -> None:
             super().synchronize(remaining)
@@ -139,7 +139,7 @@ def test_nothing_that_failed_is_waited_for() -> None:
             assert_right(other)
 
 
-def test_a_decoder_that_draws_at_once_lands_each_step() -> None:
+def test_a_synchronous_decoder_has_no_step_in_flight() -> None:
     decoder = FakeDecoder(GREY, MANY)
     left: list[int] = []
 
@@ -155,7 +155,7 @@ def test_a_decoder_that_draws_at_once_lands_each_step() -> None:
     assert set(left) == {0}
 
 
-def test_a_step_on_a_device_lasts_as_long_as_the_hosts_work_beside_it() -> None:
+def test_a_step_budget_covers_the_hosts_work() -> None:
     budget = StepBudget()
     budget.update(0.010, 10, 1000, host_seconds=0.004)
     assert budget.max_pixels(1000) == STEP_SECONDS / 0.001
@@ -165,8 +165,8 @@ def test_a_step_on_a_device_lasts_as_long_as_the_hosts_work_beside_it() -> None:
     assert budget.max_pixels(1000) == pytest.approx(MAX_STEP_SECONDS / 0.001, abs=1)
 
 
-def test_a_last_step_that_is_short_is_not_taken_for_a_quick_one() -> None:
-    """It draws what is left of what was asked for; the next one would last many times as long."""
+def test_a_short_last_step_does_not_count_as_a_fast_one() -> None:
+    """It draws fewer pixels than requested; otherwise the next step would be much too long."""
     decoder, clock = FakeDecoder(GREY, 2), Clock()
     pipeline = StepPipeline(decoder, Queue("fake", GREY, QueueLimits(), clock), None, clock)
     pipeline.begin([0], InputBatch.empty(GREY, 1), [False])
@@ -184,7 +184,7 @@ def test_a_last_step_that_is_short_is_not_taken_for_a_quick_one() -> None:
         )
 
 
-def test_particles_are_weighed_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_particles_are_updated_with_nothing_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, flying = LateDecoder(GREY, MANY), list[int]()
     weigh = ParticleFilter.update
 
@@ -206,7 +206,7 @@ def test_particles_are_weighed_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(flying) == {0}
 
 
-def test_particles_of_every_image_stop_where_they_are_weighed(
+def test_particles_stop_at_their_update_positions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder, weigh = FakeDecoder(GREY, 2 * MANY), ParticleFilter.update
@@ -234,7 +234,7 @@ def test_particles_of_every_image_stop_where_they_are_weighed(
         assert set(particles._update_positions) - {GREY.pixels} <= positions
 
 
-def test_other_images_do_not_stop_where_particles_are_weighed() -> None:
+def test_other_images_do_not_stop_at_update_positions() -> None:
     decoder = FakeDecoder(GREY, 3)
     known = np.arange(GREY.pixels) % 3 == 2
     with opened(decoder, clock=Clock()) as engine:
@@ -247,7 +247,7 @@ def test_other_images_do_not_stop_where_particles_are_weighed() -> None:
         for generation in generations:
             with engine.queue.reading(generation):
                 finished(generation)
-    # After the first, by which the time of a pixel is learned, row by row, and from stop to stop.
+    # The first step measures the time per pixel. Then: row by row, and from update to update.
     asked = {
         len(slots): [n for some, n in decoder.steps if len(some) == len(slots)]
         for slots, _ in decoder.steps
@@ -256,8 +256,8 @@ def test_other_images_do_not_stop_where_particles_are_weighed() -> None:
     assert asked[2] == [1, 2] + [3] * 9
 
 
-def lasting(clock: Clock, seconds: float) -> Callable[[list[int]], None]:
-    """Give what has each step take so long."""
+def step_duration(clock: Clock, seconds: float) -> Callable[[list[int]], None]:
+    """Return a hook that makes each step last ``seconds``."""
 
     def pass_time(slots: list[int]) -> None:
         clock.now += seconds
@@ -265,13 +265,13 @@ def lasting(clock: Clock, seconds: float) -> Callable[[list[int]], None]:
     return pass_time
 
 
-def test_a_step_behind_another_lasts_from_where_that_landed() -> None:
-    """Two are in flight: each takes a second of the device's, one after the other."""
+def test_a_step_is_timed_from_the_end_of_the_previous_one() -> None:
+    """Of two steps in flight, each takes one second of the device, one after the other."""
     clock, heard, decoder = Clock(), RecordingObserver(), LateDecoder(GREY, MANY)
     slots = np.arange(MANY, dtype=np.int32)
     decoder.begin(slots, InputBatch.empty(GREY, MANY))
     pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), heard, clock)
-    decoder.before_step = lasting(clock, 1)
+    decoder.before_step = step_duration(clock, 1)
     for _ in range(2):
         pipeline.launch([(slots, 1)], small=False)
     pipeline.synchronize(1)
@@ -279,22 +279,22 @@ def test_a_step_behind_another_lasts_from_where_that_landed() -> None:
     assert [seconds for seconds, _ in heard.steps] == [1, 1]
 
 
-def test_a_step_at_once_lasts_as_long_as_the_decoder_took_whatever_the_host_did_beside_it() -> None:
+def test_a_synchronous_step_is_timed_without_the_hosts_work() -> None:
     clock, heard, decoder = Clock(), RecordingObserver(), FakeDecoder(GREY, 1)
     pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), heard, clock)
     pipeline.begin([0], InputBatch.empty(GREY, 1), [False])
-    decoder.before_step = lasting(clock, 1)
+    decoder.before_step = step_duration(clock, 1)
     pipeline.launch([(np.zeros(1, np.int32), 1)], small=False)
     clock.now += 5
     pipeline.synchronize(0)
     assert [seconds for seconds, _ in heard.steps] == [1]
 
 
-def test_what_the_host_does_beside_a_step_on_a_device_makes_the_next_longer() -> None:
+def test_host_work_makes_the_next_step_longer() -> None:
     clock, decoder = Clock(), LateDecoder(GREY, 1)
     pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), None, clock)
     pipeline.begin([0], InputBatch.empty(GREY, 1), [False])
-    decoder.before_step = lasting(clock, 0.001)
+    decoder.before_step = step_duration(clock, 0.001)
     pipeline.launch([(np.zeros(1, np.int32), 21)], small=False)
     clock.now += 0.020
     pipeline.synchronize(0)
@@ -302,7 +302,7 @@ def test_what_the_host_does_beside_a_step_on_a_device_makes_the_next_longer() ->
     assert room == pytest.approx(0.020 * HOST_OVERLAP / 0.001, abs=1)
 
 
-def test_a_step_of_two_calls_stays_in_flight_whole() -> None:
+def test_a_step_of_two_launches_stays_in_flight_as_a_whole() -> None:
     clock, decoder = Clock(), LateDecoder(GREY, 2)
     pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), None, clock)
     pipeline.begin([0, 1], InputBatch.empty(GREY, 2), [False, False])

@@ -1,4 +1,4 @@
-"""What is bounded: images waiting, with a sane time to come back, and finished ones kept."""
+"""Bounds of the queue and of the result cache, and estimated waiting times."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scanline.model.sampling import SamplingParams
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.queue import Queue, QueueFullError, QueueLimits
@@ -17,13 +18,13 @@ from tests.service.engine.fixtures import Gate, assert_right, completion, runnin
 from tests.service.fixtures import GREY, FakeDecoder, until
 
 
-def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
+def test_a_full_queue_suggests_a_plausible_retry_time() -> None:
     decoder, clock = FakeDecoder(GREY, 1), Clock()
     gate = Gate(decoder)
     with running(decoder, clock=clock, max_waiting=10) as engine:
         with pytest.raises(QueueFullError) as error:
             engine.queue.submit(GenerationSpec(n=11, seed=0))
-        assert error.value.retry_after == 1  # nothing measured yet
+        assert error.value.retry_after == 1  # no rate is measured yet
         first = engine.queue.submit(GenerationSpec(n=1, seed=0))
         gate.wait()
         second = engine.queue.submit(GenerationSpec(n=10, seed=0))
@@ -32,7 +33,12 @@ def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
             engine.queue.submit(GenerationSpec(n=1, seed=0), caller="another")
         assert engine.queue.waiting == 10
         clock.now += MAX_AGE_SECONDS
-        for rate, seconds in ((10.0, 3), (1e9, 1), (1e-9, 120)):  # 30 pixels until one is taken
+        # 30 pixels until the next image is admitted.
+        for rate, seconds in (
+            (10.0, 3),
+            (1e9, 1),
+            (1e-9, 120),
+        ):
             engine.queue.rate = rate
             with pytest.raises(QueueFullError) as error:
                 engine.queue.check_capacity(1, "another")
@@ -44,7 +50,7 @@ def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
         engine.queue.check_capacity(10)
 
 
-def test_thousands_who_wait_ask_for_their_place_at_the_cost_of_one(
+def test_wait_estimates_share_one_snapshot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder, clock = FakeDecoder(GREY, 1), Clock()
@@ -54,7 +60,7 @@ def test_thousands_who_wait_ask_for_their_place_at_the_cost_of_one(
         queue.submit(GenerationSpec(n=1, seed=0))
         gate.wait()
         waiting = [queue.submit(GenerationSpec(n=1, seed=0)) for _ in range(20)]
-        queue.rate = 30.0  # an image a second
+        queue.rate = 30.0  # one image per second
         counted: list[Generation] = []
         count = Generation.remaining_pixels
 
@@ -76,15 +82,14 @@ def test_thousands_who_wait_ask_for_their_place_at_the_cost_of_one(
         gate.open()
 
 
-def test_large_requests_and_those_of_one_caller_leave_room_for_others() -> None:
+def test_places_are_reserved_for_new_callers_and_small_requests() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder, max_waiting=512) as engine:
         first = engine.queue.submit(GenerationSpec(n=1, seed=0))
         gate.wait()
-        large = engine.queue.submit(
-            GenerationSpec(n=512, seed=0)
-        )  # nobody else waits: it may have it all
+        # Nothing waits, so it may fill the queue.
+        large = engine.queue.submit(GenerationSpec(n=512, seed=0))
         with pytest.raises(QueueFullError):
             engine.queue.check_capacity(1)
         engine.queue.cancel(large)
@@ -92,14 +97,14 @@ def test_large_requests_and_those_of_one_caller_leave_room_for_others() -> None:
         until(lambda: engine.queue.waiting == 0)
         for _ in range(7):
             engine.queue.submit(GenerationSpec(n=60, seed=0))
-        for n in (29, 60):  # of 512 places, an eighth is not for one who waits already
+        for n in (29, 60):  # 1/8 of 512 places is reserved for callers who have nothing waiting
             with pytest.raises(QueueFullError):
                 engine.queue.check_capacity(n)
         engine.queue.submit(GenerationSpec(n=28, seed=0))
         with pytest.raises(QueueFullError):
             engine.queue.check_capacity(1)
         engine.queue.submit(GenerationSpec(n=48, seed=0), caller="large")
-        with pytest.raises(QueueFullError):  # and the last sixteen are for small requests
+        with pytest.raises(QueueFullError):  # and the last 16 places for small requests
             engine.queue.check_capacity(3, "another")
         for j in range(8):
             engine.queue.submit(GenerationSpec(n=2, seed=0), caller=str(j))
@@ -113,11 +118,14 @@ def test_large_requests_and_those_of_one_caller_leave_room_for_others() -> None:
     ("fields", "seconds"),
     [
         ({"n": 12}, {1: 2, 2: 3, 3: 5, 9: 14, 10: 15}),
-        ({"n": 11, "label": 1, "guidance": 2.0}, {1: 2, 2: 5, 9: 26}),
+        (
+            {"n": 11, "sampling": SamplingParams(label=1, guidance=2.0)},
+            {1: 2, 2: 5, 9: 26},
+        ),
     ],
     ids=["two at a time", "guided, one at a time"],
 )
-def test_the_time_to_come_back_is_until_there_is_room_for_what_is_asked(
+def test_the_retry_time_depends_on_the_request_size(
     fields: dict[str, Any], seconds: dict[int, int]
 ) -> None:
     decoder = FakeDecoder(GREY, 2)
@@ -127,10 +135,9 @@ def test_the_time_to_come_back_is_until_there_is_room_for_what_is_asked(
     with running(decoder, clock=Clock(), max_waiting=12) as engine:
         generation = engine.queue.submit(spec)
         gate.wait()
-        gate.turn()  # of one pixel; then the second image has prefilled what is known of it
+        gate.turn()  # a step of one pixel; then the second image has prefilled its known pixels
         assert generation.images[0].position == 10
-        # So that what runs takes two more seconds, a little more in its second slot, and an image
-        # three in all.
+        # At this rate the running images take about two more seconds, and a new image takes three.
         engine.queue.rate = 2 * 30 / 3
         assert engine.queue.waiting == 10
         said = {}
@@ -144,17 +151,17 @@ def test_the_time_to_come_back_is_until_there_is_room_for_what_is_asked(
     assert said == seconds
 
 
-def kept(engine: Engine, generations: list[Generation]) -> list[Generation]:
+def cached(engine: Engine, generations: list[Generation]) -> list[Generation]:
     return [one for one in generations if engine.queue.find(one.id) is one]
 
 
-def test_finished_generations_are_kept_by_count() -> None:
+def test_the_result_cache_is_bounded_by_images() -> None:
     with running(FakeDecoder(GREY, 4), keep_finished=3) as engine:
         generations = [engine.queue.submit(GenerationSpec(n=1, seed=seed)) for seed in range(8)]
         for generation in generations:
             with engine.queue.reading(generation):
                 assert_right(generation)
-        until(lambda: len(kept(engine, generations)) == 3)
+        until(lambda: len(cached(engine, generations)) == 3)
     with running(FakeDecoder(GREY, 1), keep_finished=0) as engine:
         generation = engine.queue.submit(GenerationSpec(n=1, seed=0))
         with engine.queue.reading(generation):
@@ -169,25 +176,25 @@ def finished(queue: Queue, n: int, caller: str = "") -> Generation:
     return generation
 
 
-def there(queue: Queue, *generations: Generation) -> list[bool]:
+def in_cache(queue: Queue, *generations: Generation) -> list[bool]:
     return [queue.find(one.id) is one for one in generations]
 
 
-def test_a_crowd_of_finished_ones_pushes_out_its_own() -> None:
-    """Drawn or cancelled: what another caller has finished stays, and so does what is new."""
+def test_a_caller_with_many_results_evicts_its_own() -> None:
+    """Another caller's results stay, drawn or cancelled, and so does the newest result."""
     queue = Queue("it", GREY, QueueLimits(keep_finished=16), Clock())
     few = [finished(queue, 1, "few") for _ in range(4)]
     crowd = [finished(queue, 3, "crowd") for _ in range(40)]
-    assert there(queue, *few) == [True] * 4
-    assert there(queue, *crowd) == [False] * 36 + [True] * 4
-    # Nobody has a large share but the one that comes, and that is not pushed out by itself.
+    assert in_cache(queue, *few) == [True] * 4
+    assert in_cache(queue, *crowd) == [False] * 36 + [True] * 4
+    # Only the new generation has a large share, and it does not evict itself.
     large = finished(queue, 16, "large")
-    assert there(queue, large, *few, *crowd[36:]) == [True] + [False] * 8
-    assert there(queue, finished(queue, 17, "large"), large) == [True, False]
+    assert in_cache(queue, large, *few, *crowd[36:]) == [True] + [False] * 8
+    assert in_cache(queue, finished(queue, 17, "large"), large) == [True, False]
 
 
-def test_of_a_caller_of_whom_nothing_is_kept_nothing_is_known() -> None:
-    """Or each address that ever asked would stay in memory."""
+def test_the_result_cache_forgets_callers_without_results() -> None:
+    """Otherwise every client address would stay in memory for ever."""
     clock = Clock()
     queue = Queue("it", GREY, QueueLimits(keep_finished=4, keep_seconds=10), clock)
     for caller in range(100):
@@ -199,24 +206,25 @@ def test_of_a_caller_of_whom_nothing_is_kept_nothing_is_known() -> None:
     assert not queue._results._by_caller
 
 
-def test_what_is_no_longer_kept_makes_nobody_a_crowd() -> None:
+def test_evicted_results_do_not_count_for_their_caller() -> None:
     queue = Queue("it", GREY, QueueLimits(keep_finished=8), Clock())
     generations = [finished(queue, 1, caller) for caller in "abacdefgha"]
-    assert there(queue, *generations) == [False] * 2 + [True] * 8  # the oldest go, whoever's
+    # The oldest are evicted.
+    assert in_cache(queue, *generations) == [False] * 2 + [True] * 8
 
 
-def test_of_large_images_fewer_are_kept_and_the_last_generation_whatever_its_size() -> None:
-    """Of 1,024 x 1,024 pixels in colour, 7 MiB each with what was given of it, 256 MiB hold 36."""
+def test_the_result_cache_keeps_fewer_large_images_but_always_the_last_generation() -> None:
+    """Colour images of 1,024 x 1,024 pixels take 7 MiB with canvas and mask; 36 fit in 256 MiB."""
     config = dataclasses.replace(GREY, height=1024, width=1024, channels=3)
     queue = Queue("it", config, QueueLimits(), Clock())
     first, second = finished(queue, 20), finished(queue, 16)
-    assert there(queue, first, second) == [True, True]
+    assert in_cache(queue, first, second) == [True, True]
     third = finished(queue, 1)
-    assert there(queue, first, second, third) == [False, True, True]
-    assert there(queue, finished(queue, 256), second, third) == [True, False, False]
+    assert in_cache(queue, first, second, third) == [False, True, True]
+    assert in_cache(queue, finished(queue, 256), second, third) == [True, False, False]
 
 
-def test_what_nothing_is_known_of_takes_no_memory_and_what_is_known_is_held_once() -> None:
+def test_waiting_images_share_one_array_of_initial_pixels() -> None:
     blank = Generation("it", GREY, GenerationSpec(n=2, seed=0)).images[0]
     assert not blank.preview(0).any()
     assert blank._initial_pixels.strides == (0, 0)
@@ -229,7 +237,7 @@ def test_what_nothing_is_known_of_takes_no_memory_and_what_is_known_is_held_once
     assert not known.spec.canvas[13:].any()
 
 
-def test_finished_generations_are_kept_by_time() -> None:
+def test_the_result_cache_is_bounded_by_age() -> None:
     clock = Clock()
     with running(FakeDecoder(GREY, 4), clock=clock, keep_seconds=300.0) as engine:
         generation = engine.queue.submit(GenerationSpec(n=1, seed=0))
@@ -241,7 +249,7 @@ def test_finished_generations_are_kept_by_time() -> None:
         assert engine.queue.find(generation.id) is None
 
 
-def test_a_small_queue_keeps_room_for_a_single_image() -> None:
+def test_a_small_queue_accepts_a_single_image() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder, max_waiting=32) as engine:

@@ -1,4 +1,4 @@
-"""Spare slots: whom they are for, and that they come back."""
+"""Spare slots, which are kept for small requests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.service.engine.fixtures import Gate, finished, running
 from tests.service.fixtures import GREY, FakeDecoder
 
 
-def test_spare_slots_do_not_let_the_small_ones_pass_a_large_image_for_ever() -> None:
-    """The one that waits wants all four slots; small ones come all the time, and two are spare."""
+def test_a_large_image_is_not_overtaken_forever_through_spare_slots() -> None:
+    """An image waits for all four slots while small requests keep arriving; two slots are spare."""
     decoder = FakeDecoder(GREY, 6)
     gate, small = Gate(decoder), list[Generation]()
     with running(decoder, spare=2) as engine:
@@ -34,9 +34,9 @@ def test_spare_slots_do_not_let_the_small_ones_pass_a_large_image_for_ever() -> 
     assert wide.images[0].finish_reason is FinishReason.LENGTH
 
 
-def test_spare_slots_are_for_those_who_want_few_of_them_in_all() -> None:
+def test_spare_slots_are_for_requests_that_need_few_slots_in_total() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
-    # The image wants twelve slots.
+    # The image needs twelve slots.
     queue.submit(
         GenerationSpec(n=1, seed=0, sampling=SamplingParams(label=1, guidance=2.0, particles=6))
     )
@@ -45,7 +45,7 @@ def test_spare_slots_are_for_those_who_want_few_of_them_in_all() -> None:
     assert taken.spare
 
 
-def test_spare_slots_are_for_those_behind_a_large_one_that_waits() -> None:
+def test_spare_slots_let_small_requests_overtake_a_waiting_large_one() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
     queue.submit(GenerationSpec(n=1, seed=0, sampling=SamplingParams(particles=8)), caller="large")
     queue.submit(GenerationSpec(n=1, seed=1), caller="small")
@@ -54,16 +54,16 @@ def test_spare_slots_are_for_those_behind_a_large_one_that_waits() -> None:
     assert taken.spare
 
 
-def test_a_large_one_that_is_almost_done_lets_no_small_one_pass() -> None:
+def test_an_almost_finished_large_request_is_not_overtaken() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
     large = queue.submit(GenerationSpec(n=8, seed=0), caller="large")
     queue.submit(GenerationSpec(n=1, seed=100), caller="small")
     for left, passing in ((3, 0), (4, 1)):
-        large.unfinished = left  # as where the others have ended
+        large.unfinished = left  # as if its other images had finished
         assert len(queue.admit(AdmissionLimits(free=0, spare=8, largest_demand=1))) == passing
 
 
-def test_spare_slots_are_given_to_no_more_at_once_than_others_are() -> None:
+def test_the_limit_per_admission_includes_spare_slots() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
     for seed in range(4):
         queue.submit(GenerationSpec(n=1, seed=seed))
@@ -71,7 +71,7 @@ def test_spare_slots_are_given_to_no_more_at_once_than_others_are() -> None:
     assert queue.waiting == 2
 
 
-def test_spare_slots_come_back_from_an_image_of_several() -> None:
+def test_an_image_with_several_slots_frees_spare_slots() -> None:
     decoder = FakeDecoder(GREY, 8)
     gate = Gate(decoder)
     with running(decoder, spare=2) as engine:

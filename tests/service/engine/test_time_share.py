@@ -1,4 +1,4 @@
-"""A small request beside a large one: it begins at once, and has half the time, by counting."""
+"""Small requests beside large ones: they start at once and get half the time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LARGE = dataclasses.replace(GREY, height=16, width=16)
 
 
 @BOTH
-def test_a_small_request_begins_at_once_though_a_large_one_has_every_slot(
+def test_a_small_request_starts_at_once_beside_a_large_one(
     decoders: type[FakeDecoder],
 ) -> None:
     decoder = decoders(GREY, 6)
@@ -47,7 +47,7 @@ def test_a_small_request_begins_at_once_though_a_large_one_has_every_slot(
     with running(decoder, spare=2) as engine:
         large = engine.queue.submit(GenerationSpec(n=40, seed=0))
         gate.turn(3)
-        assert engine.slots_in_use == 4  # the others are spare, and it may not have them
+        assert engine.slots_in_use == 4  # the other slots are spare ones, which it may not use
         assert (engine.slots, engine.total_slots) == (4, 6)
         before = [image.position for image in large.images]
         small = engine.queue.submit(GenerationSpec(n=1, seed=100))
@@ -58,17 +58,17 @@ def test_a_small_request_begins_at_once_though_a_large_one_has_every_slot(
             gate.open()
             assert_right(small)
             assert_right(large)
-        assert sum(before) < 4 * GREY.pixels  # none had to end for it
+        assert sum(before) < 4 * GREY.pixels  # no image had to finish first
 
 
-def test_a_small_request_has_half_the_time_whatever_runs_beside_it() -> None:
-    """A pixel of a slot takes a thousandth of a second, and there are 64 beside one."""
+def test_a_small_request_gets_half_the_time() -> None:
+    """A pixel takes 1/1024 s per slot; 64 images run beside one."""
     decoder, clock = FakeDecoder(LARGE, 66), Clock()
     alone, together = 0.0, 0.0
     with opened(decoder, clock=clock, spare=2) as engine:
         large = engine.queue.submit(GenerationSpec(n=200, seed=0))
         small: list[Generation] = []
-        of_large: list[int] = []
+        is_large_step: list[int] = []
 
         def draw(slots: list[int]) -> None:
             nonlocal alone, together
@@ -81,7 +81,7 @@ def test_a_small_request_has_half_the_time_whatever_runs_beside_it() -> None:
                     alone += seconds
                 else:
                     together += seconds
-                    of_large.append(len(slots))
+                    is_large_step.append(len(slots))
 
         decoder.before_step = draw
         with engine.queue.reading(large):
@@ -91,30 +91,30 @@ def test_a_small_request_has_half_the_time_whatever_runs_beside_it() -> None:
                 assert_right(small[0])
             engine.queue.cancel(large)
             finished(large)
-    assert alone == LARGE.pixels / 1024  # in steps of its own, as it would have had them alone,
-    assert set(of_large) == {64}
-    step = 64 / 1024  # and about as long in all as the others had, to within one of their steps
+    assert alone == LARGE.pixels / 1024  # its own steps take as long as if it were alone
+    assert set(is_large_step) == {64}
+    step = 64 / 1024  # and the others get the same time, to within one of their steps
     assert abs(together - alone) <= step + STEP_SECONDS
 
 
-def test_what_a_large_one_knows_is_prefilled_in_its_own_time() -> None:
-    """Its images are there but for their last pixels, and so more of them are always to come."""
+def test_prefills_of_a_large_request_count_as_its_time() -> None:
+    """Only the last pixels of its images are unknown, so new images keep arriving."""
     decoder, clock = FakeDecoder(LARGE, 66), Clock()
     known = np.arange(LARGE.pixels) < LARGE.pixels - 4
-    seconds = {True: 0.0, False: 0.0}  # of the large one, and of the small one
+    seconds = {True: 0.0, False: 0.0}  # of the large request, and of the small one
     small: list[Generation] = []
 
-    def of_large(slots: list[int]) -> list[int]:
+    def is_large_step(slots: list[int]) -> list[int]:
         return [slot for slot in slots if engine._slots.by_lead[slot].image.seed != 1000]
 
     def count(slots: list[int], each: float) -> None:
-        large = of_large(slots)
+        large = is_large_step(slots)
         clock.now += each * len(slots)
         if small and not small[0].finished:
             seconds[slots == large] += each * len(slots)
 
     def load(slots: list[int]) -> None:
-        count(of_large(slots), 0.01)  # the small one knows nothing
+        count(is_large_step(slots), 0.01)  # the small request has no known pixels
 
     def draw(slots: list[int]) -> None:
         if len(decoder.steps) == 20:
@@ -129,40 +129,40 @@ def test_what_a_large_one_knows_is_prefilled_in_its_own_time() -> None:
             until(lambda: small)
             with engine.queue.reading(small[0]):
                 assert_right(small[0])
-            finished(large)  # it goes on where it is alone
+            finished(large)  # it continues alone
             assert large.error is None
     assert seconds[False] == pytest.approx(alone := LARGE.pixels / 1024)
     assert seconds[True] <= alone + MAX_STEP_SECONDS + STEP_SECONDS
 
 
-@pytest.mark.parametrize(("light", "heavy", "share"), [(6, 2, 3), (2, 6, 1)])
-def test_the_light_ones_have_half_the_time_and_more_the_more_callers_they_have(
-    light: int, heavy: int, share: int
+@pytest.mark.parametrize(("small", "large", "share"), [(6, 2, 3), (2, 6, 1)])
+def test_small_requests_get_half_the_time_or_more_with_more_callers(
+    small: int, large: int, share: int
 ) -> None:
     time_share = TimeShare()
-    had = {True: 0, False: 0}
+    used = {True: 0, False: 0}
     for _ in range(1000):
-        chosen = time_share.small_runs_next(light, heavy)
-        had[chosen] += 1
+        chosen = time_share.small_runs_next(small, large)
+        used[chosen] += 1
         time_share.charge(chosen, 0.001)
-    assert had[True] / had[False] == pytest.approx(share, rel=0.1)
+    assert used[True] / used[False] == pytest.approx(share, rel=0.1)
 
 
-def test_a_group_prefills_where_it_is_next_or_alone() -> None:
+def test_a_group_prefills_if_it_is_next_or_alone() -> None:
     time_share = TimeShare()
     may = []
-    for light, heavy, took in ((1, 0, 0.0), (1, 1, 0.0), (1, 1, 1.0), (0, 1, 0.0)):
-        time_share.small_runs_next(light, heavy)
+    for small, large, took in ((1, 0, 0.0), (1, 1, 0.0), (1, 1, 1.0), (0, 1, 0.0)):
+        time_share.small_runs_next(small, large)
         time_share.charge(small=True, seconds=took)
         may.append((time_share.may_prefill(True), time_share.may_prefill(False)))
     assert may == [(True, True), (True, False), (False, True), (True, True)]
 
 
 @pytest.mark.parametrize(("decoders", "first"), [(FakeDecoder, 1), (LateDecoder, 4)])
-def test_what_is_known_holds_no_image_back_where_nothing_is_prefilled(
+def test_without_prefill_known_pixels_do_not_delay_admission(
     decoders: type[FakeDecoder], first: int
 ) -> None:
-    """Elsewhere one goes first, to tell how long that takes."""
+    """With prefill, the first image would be admitted alone, to measure the rate."""
     decoder, loaded = decoders(GREY, 8), list[int]()
     decoder.before_load = lambda slots: loaded.append(len(slots))
     known = np.arange(GREY.pixels) < 20
@@ -174,7 +174,7 @@ def test_what_is_known_holds_no_image_back_where_nothing_is_prefilled(
     assert loaded[0] == first
 
 
-def test_no_group_waits_for_its_turn_where_nothing_is_prefilled() -> None:
+def test_without_prefill_both_groups_may_start_images_at_any_time() -> None:
     time_share = TimeShare(supports_prefill=False)
     for took in (0.0, 1.0):
         time_share.small_runs_next(1, 1)
@@ -183,7 +183,7 @@ def test_no_group_waits_for_its_turn_where_nothing_is_prefilled() -> None:
         assert time_share.may_prefill(False)
 
 
-def test_who_was_away_has_saved_no_time_up() -> None:
+def test_an_absent_small_group_earns_no_credit() -> None:
     time_share = TimeShare()
     for _ in range(1000):
         assert not time_share.small_runs_next(0, 1)
@@ -192,10 +192,10 @@ def test_who_was_away_has_saved_no_time_up() -> None:
     for _ in range(10):
         order.append(time_share.small_runs_next(1, 1))
         time_share.charge(order[-1], STEP_SECONDS)
-    assert order == [True, True] + [False, True] * 4  # but for a head start
+    assert order == [True, True] + [False, True] * 4  # except for the lead of one step
 
 
-def test_large_ones_that_were_away_have_saved_no_time_up_either() -> None:
+def test_an_absent_large_group_earns_no_credit() -> None:
     time_share = TimeShare()
     for _ in range(1000):
         assert time_share.small_runs_next(1, 0)
@@ -207,7 +207,7 @@ def test_large_ones_that_were_away_have_saved_no_time_up_either() -> None:
     assert order.count(False) in (5, 6)
 
 
-def test_equal_requests_are_drawn_together() -> None:
+def test_equal_requests_share_each_step() -> None:
     decoder = FakeDecoder(GREY, 12)
     with opened(decoder, clock=Clock(), spare=4) as engine:
         generations = [
@@ -220,8 +220,8 @@ def test_equal_requests_are_drawn_together() -> None:
     assert {len(slots) for slots, _ in decoder.steps} == {8}
 
 
-def test_a_large_request_of_which_little_is_left_is_no_small_one() -> None:
-    """Else its last images had half the time, in steps of a few slots."""
+def test_an_almost_finished_large_request_does_not_become_small() -> None:
+    """Otherwise its last images would get half the time, in inefficient steps of few slots."""
     decoder = FakeDecoder(GREY, 16)
     with opened(decoder, clock=Clock(), spare=4) as engine:
         generations = [
@@ -239,7 +239,7 @@ Trouble = Literal["cancel small", "cancel large", "failing step", "closing"]
 
 @pytest.mark.parametrize("trouble", ["cancel small", "cancel large", "failing step", "closing"])
 @BOTH
-def test_whatever_happens_while_images_are_set_aside_every_slot_comes_back(
+def test_all_slots_are_freed_whatever_happens_while_images_wait_in_their_slots(
     trouble: Trouble, decoders: type[FakeDecoder]
 ) -> None:
     decoder = decoders(GREY, 8)
@@ -283,10 +283,10 @@ def test_whatever_happens_while_images_are_set_aside_every_slot_comes_back(
 
 
 @pytest.mark.parametrize(("attention", "backend"), [("linear", "native"), ("softmax", "reference")])
-def test_what_was_set_aside_goes_on_with_the_same_bytes(
+def test_images_that_wait_in_their_slots_keep_their_bytes(
     attention: Literal["linear", "softmax"], backend: Literal["native", "reference"]
 ) -> None:
-    """Large requests, one guided and one of particles, have four slots; four are spare."""
+    """Large requests, one guided and one with particles, have four slots; four more are spare."""
     config = dataclasses.replace(GREY, height=3, width=4, attention=attention)
     network = random_network(config, 0).float()
     threads = 1 if backend == "native" else None
@@ -329,7 +329,7 @@ def test_what_was_set_aside_goes_on_with_the_same_bytes(
     assert draw(8, 4, at_once=True) == draw(4, 0, at_once=False)
 
 
-def test_one_of_a_fourth_of_the_largest_one_s_slots_is_light() -> None:
+def test_a_request_with_a_quarter_of_the_slots_is_small() -> None:
     queue, runs = Queue("it", GREY, QueueLimits(), Clock()), SlotAllocator(GREY, 2, 0)
     small, large = (queue.submit(GenerationSpec(n=n, seed=0)) for n in (1, SMALL_RATIO))
     for generation in (small, large):
@@ -337,16 +337,16 @@ def test_one_of_a_fourth_of_the_largest_one_s_slots_is_light() -> None:
     assert runs.groups == ({small}, {large})
 
 
-def test_one_caller_s_many_small_requests_have_half_the_time_together() -> None:
+def test_many_small_requests_of_one_caller_share_half_the_time() -> None:
     decoder = FakeDecoder(LARGE, 66)
     clock = Clock()
-    had = {True: 0.0, False: 0.0}  # seconds of the small ones' steps, and of the large one's
+    used = {True: 0.0, False: 0.0}  # seconds of the small requests' steps, and of the large one's
 
     def draw(slots: list[int]) -> None:
         took = decoder.steps[-1][1] / 1024
         clock.now += took
         if len(small) == 8 and not any(one.finished for one in small):
-            had[len(slots) <= 8] += took
+            used[len(slots) <= 8] += took
 
     small: list[Generation] = []
     decoder.before_step = draw
@@ -361,5 +361,5 @@ def test_one_caller_s_many_small_requests_have_half_the_time_together() -> None:
                 finished(one)
             engine.queue.cancel(large)
             finished(large)
-    assert had[True] > 10 * STEP_SECONDS
-    assert abs(had[True] - had[False]) <= 2 * STEP_SECONDS
+    assert used[True] > 10 * STEP_SECONDS
+    assert abs(used[True] - used[False]) <= 2 * STEP_SECONDS

@@ -1,4 +1,4 @@
-"""What an engine measures: waiting, the first pixel, its steps and its rate, by a clock of ours."""
+"""Times that an engine measures: waiting, first pixel, steps and rate, with a fake clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.service.engine.fixtures import BOTH, RecordingObserver, assert_right,
 from tests.service.fixtures import GREY, FakeDecoder
 
 
-def test_waiting_drawing_and_the_first_pixel_are_timed() -> None:
+def test_waiting_time_first_pixel_and_total_time_are_measured() -> None:
     decoder, clock, heard = FakeDecoder(GREY, 1), Clock(), RecordingObserver()
     during: list[dict[str, float | int]] = []
     with opened(decoder, heard, clock) as engine:
@@ -24,7 +24,7 @@ def test_waiting_drawing_and_the_first_pixel_are_timed() -> None:
         def draw(slots: list[int]) -> None:
             if len(decoder.steps) == 11:
                 during.extend(Usage.of(generation).model_dump() for generation in (first, second))
-            clock.now += 0.5  # a step, of one pixel since it takes so long
+            clock.now += 0.5  # so long that a step has one pixel
 
         decoder.before_step = draw
         with engine.queue.reading(first), engine.queue.reading(second):
@@ -49,7 +49,7 @@ def test_waiting_drawing_and_the_first_pixel_are_timed() -> None:
 
 
 @BOTH
-def test_the_first_pixel_is_told_once_it_is_there_and_known_ones_do_not_count(
+def test_the_first_drawn_pixel_is_reported_once(
     decoders: type[FakeDecoder],
 ) -> None:
     class Watching(RecordingObserver):
@@ -63,7 +63,7 @@ def test_the_first_pixel_is_told_once_it_is_there_and_known_ones_do_not_count(
         engine.start()
         with engine.queue.reading(generation):
             assert_right(generation)
-    # Where steps pass over what is known: of one pixel, and then of a row.
+    # If steps pass over known pixels: one pixel first, and then a row.
     assert seen == [[9 if decoder.supports_prefill else 1 + 2 * GREY.width]]
 
 
@@ -75,7 +75,7 @@ def test_the_first_pixel_is_told_once_it_is_there_and_known_ones_do_not_count(
     ],
     ids=["two", "a twin"],
 )
-def test_the_rate_follows_the_steps_slowly(spec: GenerationSpec) -> None:
+def test_the_rate_is_a_moving_average(spec: GenerationSpec) -> None:
     decoder, clock = FakeDecoder(GREY, 2), Clock()
     seconds = iter([1 / 64, 1 / 16, 1 / 64])
     rates: list[float] = []
@@ -90,13 +90,13 @@ def test_the_rate_follows_the_steps_slowly(spec: GenerationSpec) -> None:
         with engine.queue.reading(generation):
             engine.start()
             assert_right(generation)
-    # Two pixels a step: 128, then 32, then 128 a second, each counting by how long it took.
+    # Two pixels per step, at 128, 32 and 128 pixels/s, weighted by the steps' durations.
     shares = [seconds / (seconds + RATE_TIME_CONSTANT) for seconds in (1 / 16, 1 / 64)]
     slower = 128 - shares[0] * 96
     assert rates[:4] == pytest.approx([0, 128, slower, slower + shares[1] * (128 - slower)])
 
 
-def test_pixels_drawn_are_those_after_what_was_known_of_images_that_have_begun() -> None:
+def test_drawn_pixels_do_not_include_the_prefix() -> None:
     generation = Generation("it", GREY, completion(GREY, 0, np.arange(GREY.pixels) < 13, n=3))
     assert generation.drawn_pixels == 0
     canvas = np.zeros((GREY.pixels, 1), np.uint8)
@@ -106,7 +106,7 @@ def test_pixels_drawn_are_those_after_what_was_known_of_images_that_have_begun()
     assert whole.prefix == GREY.pixels
 
 
-def test_slots_that_are_free_have_no_pixels_left() -> None:
+def test_remaining_pixels_cover_running_images_only() -> None:
     generation = Generation(
         "it", GREY, GenerationSpec(n=3, seed=0, sampling=SamplingParams(label=1, guidance=2.0))
     )

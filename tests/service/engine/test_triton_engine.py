@@ -1,4 +1,4 @@
-"""The engine over the Triton decoder: in Triton's interpreter, or on a CUDA device."""
+"""The engine with the Triton decoder, in Triton's interpreter or on a CUDA device."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if triton.knobs.runtime.interpret:
 SMALL = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_conv="2x3")
 
 
-def test_the_engine_draws_with_it() -> None:
-    """Three images, one of them begun by the caller, in two slots: the bytes are those alone."""
+def test_the_engine_draws_with_triton() -> None:
+    """Three images, one with known pixels, in two slots: the same bytes as alone."""
     network = network_for(SMALL)
     known = np.arange(SMALL.pixels) < 2
     canvas = np.full((SMALL.pixels, 1), 99, np.uint8)
@@ -64,7 +64,7 @@ def test_the_engine_draws_with_it() -> None:
             assert np.array_equal(image.read(0, SMALL.pixels), alone.canvas[0])
 
 
-def test_the_slots_that_are_said_to_fit_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suggested_number_of_slots_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     free = 2**20
     monkeypatch.setattr(Device, "free", property(lambda _: free))
     checkpoint = Checkpoint("small", network_for(SMALL))

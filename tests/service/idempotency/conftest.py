@@ -1,4 +1,4 @@
-"""Servers for tests of requests that come again."""
+"""Server fixture of the idempotency tests."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ from tests.service.fixtures import held_server
 
 @pytest.fixture
 def held() -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
-    """Give a server whose decoder draws nothing until it is let go, with no grace at all."""
+    """Run a server without grace time, whose decoder is blocked until the event is set."""
     with held_server(2, {"grace_seconds": 0.0, "max_waiting": 8, "max_images": 8}) as held:
         yield held

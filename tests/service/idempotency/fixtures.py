@@ -1,4 +1,4 @@
-"""What tests of requests that come again have in common."""
+"""Helpers of the idempotency tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that goes on without a reader, because its client preferred that."""
+"""Background generations (``Prefer: respond-async``)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.sse_client import parse_sse
 
 
 @pytest.mark.parametrize("route", ["samples", "completions"])
-def test_work_goes_on_though_nobody_reads_it(
+def test_a_background_generation_continues_without_readers(
     held: tuple[AppState, httpx.Client, threading.Event], route: str
 ) -> None:
     app_state, client, go_on = held
@@ -44,7 +44,7 @@ def test_work_goes_on_though_nobody_reads_it(
     assert where == f"/v1/generations/{reply.json()['id']}"
     assert reply.json()["status"] in ("waiting", "running")
     assert {image["png"] for image in reply.json()["images"]} == {None}
-    # A reader that comes and goes does not take it along, though there is no grace.
+    # A reader that attaches and leaves does not end it, even without grace time.
     with client.stream("GET", f"{where}/events") as events:
         next(events.iter_raw())
     generation = app_state.models["grey"].engine.queue.find(reply.json()["id"])
@@ -58,15 +58,15 @@ def test_work_goes_on_though_nobody_reads_it(
     assert [image["png"] for image in images] == [image["png"] for image in plain["images"]]
 
 
-def test_a_repeat_may_leave_it_to_the_background(
+def test_a_repeated_request_can_detach_the_generation(
     held: tuple[AppState, httpx.Client, threading.Event],
 ) -> None:
-    """What was begun by one who waited goes on without a reader, though there is no grace."""
+    """A generation of a waiting client continues without readers, even without grace time."""
     app_state, client, go_on = held
     body, key = {"n": 2, "seed": 4}, {"Idempotency-Key": "later"}
     streamed = body | {"stream": True}
     with client.stream("POST", "/v1/samples", json=streamed, headers=key) as events:
-        reading = events.iter_raw()  # which would leave if it were dropped
+        reading = events.iter_raw()  # keeps the reader attached
         next(reading)
         reply = client.post("/v1/samples", json=body, headers=key | ASYNC)
         assert reply.status_code == 202
@@ -79,7 +79,7 @@ def test_a_repeat_may_leave_it_to_the_background(
     assert [image["finish_reason"] for image in images] == ["length", "length"]
 
 
-def test_those_who_leave_are_called_back_no_more(
+def test_callbacks_of_lost_clients_are_removed(
     held: tuple[AppState, httpx.Client, threading.Event],
 ) -> None:
     app_state, client, go_on = held
@@ -95,7 +95,7 @@ def test_those_who_leave_are_called_back_no_more(
     assert drawn(client, begun.headers["location"])["images"][0]["finish_reason"] == "length"
 
 
-def test_work_in_the_background_is_bounded_and_can_be_cancelled(
+def test_background_generations_are_bounded_and_can_be_cancelled(
     held: tuple[AppState, httpx.Client, threading.Event],
 ) -> None:
     app_state, client, go_on = held
@@ -116,15 +116,15 @@ def test_work_in_the_background_is_bounded_and_can_be_cancelled(
             assert {i["finish_reason"] for i in end.result().json()["images"]} == {"cancelled"}
 
 
-def test_a_stream_is_a_stream_whatever_is_preferred(client: httpx.Client) -> None:
+def test_a_stream_ignores_the_preference(client: httpx.Client) -> None:
     reply = client.post("/v1/samples", json={"stream": True}, headers=ASYNC)
     assert reply.status_code == 200
     assert "preference-applied" not in reply.headers
     assert parse_sse(reply.content)[-1].name == "completed"
 
 
-def test_where_nothing_is_kept_nothing_is_left_to_the_background() -> None:
-    """Or its result would be initial_view: the reply is the result instead."""
+def test_without_a_result_cache_the_preference_is_ignored() -> None:
+    """Its result would be nowhere afterwards, so the reply is the result."""
     _, app = build({"keep_finished": 0}, {"fake": FakeDecoder(GREY, 2)})
     with talking_to(app) as client:
         reply = client.post("/v1/samples", json={"n": 2}, headers=ASYNC)
@@ -133,8 +133,8 @@ def test_where_nothing_is_kept_nothing_is_left_to_the_background() -> None:
     assert [image["finish_reason"] for image in reply.json()["images"]] == ["length"] * 2
 
 
-def test_a_connection_with_nothing_to_do_holds_no_generation() -> None:
-    """uvicorn keeps the last request of each, and the state of that, until there is another."""
+def test_an_idle_connection_references_no_generation() -> None:
+    """uvicorn keeps the last request of each connection, and its state, until the next one."""
     app_state, app = build({"keep_finished": 0}, {"fake": FakeDecoder(GREY, 2)})
     drawn: list[weakref.ref[Generation]] = []
     with talking_to(app) as client:

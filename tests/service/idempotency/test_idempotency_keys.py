@@ -1,4 +1,4 @@
-"""Requests that come again under their key: each is drawn once."""
+"""Requests with the same ``Idempotency-Key`` are drawn once."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tests.service.idempotency.fixtures import ASYNC
 from tests.sse_client import parse_sse
 
 
-def test_a_request_that_comes_again_is_drawn_once(client: httpx.Client) -> None:
+def test_a_repeated_request_is_drawn_once(client: httpx.Client) -> None:
     key = {"Idempotency-Key": "one"}
     first, second = (client.post("/v1/samples", json={"n": 2}, headers=key) for _ in range(2))
-    assert first.json() == second.json()  # its seed, too, which was chosen at random
+    assert first.json() == second.json()  # including the random seed
     new = client.post("/v1/samples", json={"n": 2}, headers={"Idempotency-Key": "two"})
     assert new.json()["id"] != first.json()["id"]
-    # Its form may be another one.
+    # The reply may have another format.
     stream = client.post("/v1/samples", json={"n": 2, "stream": True}, headers=key)
     assert parse_sse(stream.content)[0].data["id"] == first.json()["id"]
     for body in (
@@ -56,18 +56,18 @@ def test_a_request_that_comes_again_is_drawn_once(client: httpx.Client) -> None:
     check_error(client.post("/v1/samples", json={}, headers={"Idempotency-Key": "x" * 256}), 400)
 
 
-def test_an_upload_that_comes_again_is_drawn_once(client: httpx.Client) -> None:
+def test_a_repeated_upload_is_drawn_once(client: httpx.Client) -> None:
     def send(picture: bytes) -> httpx.Response:
         fields, files = {"known_rows": "2"}, {"image": picture}
         key = {"Idempotency-Key": "upload"}
         return client.post("/v1/completions", data=fields, files=files, headers=key)
 
     first, second = send(encode(random_picture())), send(encode(random_picture(), "BMP"))
-    assert first.json() == second.json()  # another file, and the same picture
+    assert first.json() == second.json()  # a different file with the same pixels
     check_error(send(encode(random_picture(seed=1))), 422, "idempotency_key_reused")
 
 
-def test_a_request_in_openais_words_that_comes_again_is_drawn_once(client: httpx.Client) -> None:
+def test_a_repeated_openai_request_is_drawn_once(client: httpx.Client) -> None:
     key = {"Idempotency-Key": "openai"}
     first, second = (
         client.post("/v1/images/generations", json={"prompt": "", "n": 2}, headers=key)
@@ -75,7 +75,7 @@ def test_a_request_in_openais_words_that_comes_again_is_drawn_once(client: httpx
     )
     assert first.status_code == 200
     assert first.headers["x-generation-id"] == second.headers["x-generation-id"]
-    assert first.json()["data"] == second.json()["data"]  # of a seed chosen at random
+    assert first.json()["data"] == second.json()["data"]  # although the seed is random
     other = client.post("/v1/images/generations", json={"prompt": "", "n": 1}, headers=key)
     check_error(other, 422, "idempotency_key_reused")
 
@@ -91,7 +91,7 @@ def test_a_request_in_openais_words_that_comes_again_is_drawn_once(client: httpx
 
 
 @pytest.mark.parametrize("path", ["/v1/samples", "/v1/images/generations"])
-def test_a_client_that_was_cut_off_finds_its_request_again(path: str) -> None:
+def test_a_disconnected_client_gets_its_generation_again(path: str) -> None:
     decoder = FakeDecoder(GREY, 2)
     gate = Gate(decoder)
     app_state, app = build({"grace_seconds": 600.0}, {"grey": decoder})
@@ -111,7 +111,8 @@ def test_a_client_that_was_cut_off_finds_its_request_again(path: str) -> None:
         (begun,) = queue._live.values()
         until(lambda: begun.readers == 0, "the server's noticing")
         gate.let(1)
-        until(lambda: gate.arrivals == 2 or begun.finished)  # it has looked who left
+        # The engine has checked for lost readers.
+        until(lambda: gate.arrivals == 2 or begun.finished)
         with ThreadPoolExecutor(2) as pool:
             replies = [
                 pool.submit(client.post, path, content=body, headers=headers, timeout=60)
@@ -125,7 +126,7 @@ def test_a_client_that_was_cut_off_finds_its_request_again(path: str) -> None:
     assert len([n for slots, n in decoder.steps if len(slots) > 1]) == 0
 
 
-def test_a_key_is_known_for_as_long_as_its_generation_is_kept() -> None:
+def test_a_key_lives_as_long_as_its_generation() -> None:
     queue, store = Queue("it", GREY, QueueLimits(keep_finished=3), Clock()), IdempotencyStore()
     spec = GenerationSpec(n=1, seed=0)
 
@@ -144,16 +145,16 @@ def test_a_key_is_known_for_as_long_as_its_generation_is_kept() -> None:
         queue.finish(find(identifier))
     gc.collect()
     assert len(store._generations) == 4
-    assert submit("0") != first[0]  # the oldest of four that were finished
-    queue.cancel(find(first[1]))  # which changes nothing
+    assert submit("0") != first[0]  # the oldest of four finished generations was evicted
+    queue.cancel(find(first[1]))  # has no effect
     assert submit("1") == first[1]
     queue.cancel(find(first[4]))
-    assert submit("4") != first[4]  # what went wrong is begun anew
+    assert submit("4") != first[4]  # a failed one is submitted again
 
 
 @pytest.mark.parametrize("drained", [False, True])
-def test_what_was_begun_is_given_again_though_nothing_new_is_taken(drained: bool) -> None:
-    """A repeat draws nothing anew: neither a full queue nor a server's end is in its way."""
+def test_a_repeated_request_succeeds_though_new_ones_are_refused(drained: bool) -> None:
+    """A repeated request needs no capacity, so a full or closed queue does not refuse it."""
     decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
     decoder.before_step = lambda slots: (go_on.wait(), None)[1]
     app_state, app = build({"max_waiting": 8, "max_images": 8}, {"grey": decoder})
@@ -177,7 +178,7 @@ def test_what_was_begun_is_given_again_though_nothing_new_is_taken(drained: bool
         engine = app_state.models["grey"].engine
         queue = engine.queue
         drawn = drawing("draw").json()["id"]
-        until(lambda: engine.slots_in_use == 2)  # the others wait, and fill the queue
+        until(lambda: engine.slots_in_use == 2)  # the others fill the queue
         begun = drawn, completing("complete").json()["id"]
         asked = [pool.submit(client.get, "/v1/samples/grey/9.png")]
         until(lambda: len(queue._live) == 3)
@@ -197,8 +198,8 @@ def test_what_was_begun_is_given_again_though_nothing_new_is_taken(drained: bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Newer(GenerationSpec):
-    """A spec with fields that nobody told the marks of."""
+class ExtendedSpec(GenerationSpec):
+    """Spec with new fields, which the fingerprint does not know."""
 
     top_k: int = 0
     bias: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(5000, np.float32))
@@ -218,16 +219,16 @@ SAMPLING: list[dict[str, Any]] = [
      {"bias": (np.arange(5000) == 2500).astype(np.float32)}],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip
-def test_whatever_is_drawn_otherwise_makes_another_request(change: dict[str, Any]) -> None:
+def test_every_field_of_the_spec_changes_the_fingerprint(change: dict[str, Any]) -> None:
     canvas, known = np.zeros((GREY.pixels, 1), np.uint8), np.arange(GREY.pixels) < 5
-    spec = Newer(n=1, seed=0, canvas=canvas, known=known, sampling=SamplingParams(label=1))
+    spec = ExtendedSpec(n=1, seed=0, canvas=canvas, known=known, sampling=SamplingParams(label=1))
     mark = fingerprint("grey", spec, 0)
     assert fingerprint("grey", replace(spec, canvas=canvas.copy()), 0) == mark
     assert fingerprint("grey", replace(spec, **change), 0) != mark
     assert len({fingerprint("grey", spec, None), fingerprint("colour", spec, 0), mark}) == 3
 
 
-def test_a_request_that_failed_is_begun_anew() -> None:
+def test_a_failed_request_is_submitted_again() -> None:
     queue, store = Queue("it", GREY, QueueLimits(), Clock()), IdempotencyStore()
 
     def submit() -> Generation:
@@ -243,8 +244,8 @@ def test_a_request_that_failed_is_begun_anew() -> None:
     assert submit() is not first
 
 
-def test_what_would_be_begun_anew_is_not_kept() -> None:
-    """Or an upload would be read of one for whom there is no room."""
+def test_has_result_is_false_for_failed_cancelled_and_lost_generations() -> None:
+    """Otherwise an upload would be decoded although the queue has no room for it."""
     clock, store = Clock(), IdempotencyStore()
     queue = Queue("it", GREY, QueueLimits(keep_seconds=10), clock)
 

@@ -1,4 +1,4 @@
-"""Samples at an address of their own."""
+"""Samples by URL, with ETags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.service.fixtures import (
 )
 
 
-def test_a_sample_at_its_address_is_asked_for_again_by_its_tag(client: httpx.Client) -> None:
+def test_a_sample_url_supports_etags(client: httpx.Client) -> None:
     address = "/v1/samples/grey/7.png?label=one&temperature=0.8&top_p=0.9&guidance=1.5"
     reply = client.get(address)
     assert reply.status_code == 200
@@ -71,17 +71,17 @@ def test_a_sample_at_its_address_is_asked_for_again_by_its_tag(client: httpx.Cli
         ("grey/7.png?n=2", 400, "n"),
     ],
 )
-def test_an_address_that_cannot_be_is_refused_and_not_kept(
+def test_an_invalid_sample_url_is_refused_and_not_cached(
     client: httpx.Client, address: str, status: int, param: str | None
 ) -> None:
     reply = client.get(f"/v1/samples/{address}")
     says = check_error(reply, status, param=param)
-    assert "conversion" not in says  # as Python says of a long one
+    assert "conversion" not in says  # Python's message about long integers
     assert reply.headers["cache-control"] == "no-store"
     assert "etag" not in reply.headers
 
 
-def test_many_who_ask_for_a_sample_at_once_have_it_drawn_once() -> None:
+def test_simultaneous_requests_for_a_sample_draw_it_once() -> None:
     decoder, go_on = FakeDecoder(GREY, 4), threading.Event()
     decoder.before_step = lambda slots: (go_on.wait(), None)[1]
     app_state, app = build(decoders={"grey": decoder})
@@ -97,8 +97,8 @@ def test_many_who_ask_for_a_sample_at_once_have_it_drawn_once() -> None:
     assert np.array_equal(decode_png(picture, GREY), expected)
 
 
-def test_another_kind_of_machine_is_another_tag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a cluster's replicas may be, which come and go."""
+def test_another_variant_has_another_etag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster's replicas may be of different variants."""
     decoder = FakeDecoder(GREY, 2)
     app_state, app = build(decoders={"grey": decoder})
     with talking_to(app) as client:
@@ -112,7 +112,7 @@ def test_another_kind_of_machine_is_another_tag(monkeypatch: pytest.MonkeyPatch)
         assert reply.headers["etag"] != first
 
 
-def test_a_cancelled_sample_is_no_picture(
+def test_a_cancelled_sample_is_an_error(
     held: tuple[AppState, httpx.Client, threading.Event],
 ) -> None:
     app_state, client, go_on = held
@@ -129,7 +129,7 @@ def test_a_cancelled_sample_is_no_picture(
     assert client.get("/v1/samples/grey/3.png").status_code == 200
 
 
-def test_with_a_key_a_sample_is_for_its_owners_cache() -> None:
+def test_with_an_api_key_a_sample_is_cached_privately() -> None:
     app_state, app = build({"api_key": "a"})
     with listening(app, lambda: app_state.ready) as url:
         address = f"{url}/v1/samples/grey/3.png"
