@@ -1,4 +1,4 @@
-"""Pictures in and out: uploads as a model's canvas, drawings as PNG, grids, archives, arrays."""
+"""Images in requests and replies: decoding uploads for a model, and encoding PNG, ZIP and NumPy."""
 
 from __future__ import annotations
 
@@ -21,61 +21,75 @@ from scanline.service.upload_limits import PNG, open_upload
 
 
 class MissingMaskError(ImageError):
-    """A picture to complete of which nothing says what is unknown."""
+    """An image to complete has neither a mask, nor known rows, nor transparent pixels."""
 
 
-def fit_to_model(config: ModelConfig, picture: Image.Image, fit: Fit) -> Image.Image:
-    """Give a picture the model's size and channels, transparency kept; raises ``ImageError``."""
-    return fit_image(picture, config.height, config.width, config.channels, fit)
+def fit_to_model(config: ModelConfig, image: Image.Image, fit: Fit) -> Image.Image:
+    """Resize an image to the model's size and channels, and keep its transparency.
+
+    Raises:
+        ImageError: If ``fit`` is ``exact`` and the size differs.
+    """
+    return fit_image(image, config.height, config.width, config.channels, fit)
 
 
-def image_to_canvas(picture: Image.Image) -> NDArray[np.uint8]:
-    """Give a fitted picture's values, transparent parts laid on black: uint8 ``[T, C]``."""
-    flat = flatten_alpha(picture)
-    return flat.reshape(-1, flat.shape[-1])
+def image_to_canvas(image: Image.Image) -> NDArray[np.uint8]:
+    """Return a fitted image's values, with transparent parts on black: uint8 ``[T, C]``."""
+    values = flatten_alpha(image)
+    return values.reshape(-1, values.shape[-1])
 
 
-def read_image(image: BinaryIO, config: ModelConfig, fit: Fit) -> NDArray[np.uint8]:
-    """Read an upload as the model's values, uint8 ``[T, C]``; raises ``ImageError``."""
-    return image_to_canvas(fit_to_model(config, _open(image, config, fit)[0], fit))
+def read_image(file: BinaryIO, config: ModelConfig, fit: Fit) -> NDArray[np.uint8]:
+    """Read an upload as values of the model: uint8 ``[T, C]``.
+
+    Raises:
+        ImageError: If the upload is not a valid image.
+    """
+    return image_to_canvas(fit_to_model(config, _open(file, config, fit)[0], fit))
 
 
-def _open(image: BinaryIO, config: ModelConfig, fit: Fit) -> tuple[Image.Image, tuple[int, int]]:
-    """Open a picture that is to be fitted, and tell its own size: it may be a smaller one."""
-    size = own = (config.width, config.height)
+def _open(file: BinaryIO, config: ModelConfig, fit: Fit) -> tuple[Image.Image, tuple[int, int]]:
+    """Open an image that will be fitted.
+
+    Returns:
+        The image, which may have been scaled down, and its original size.
+    """
+    model_size = original = (config.width, config.height)
 
     def check_size(width: int, height: int) -> None:
-        nonlocal own
-        own = (width, height)
-        if fit == "exact" and (width, height) != size:
-            raise size_error((width, height), size)
+        nonlocal original
+        original = (width, height)
+        if fit == "exact" and original != model_size:
+            raise size_error(original, model_size)
 
-    # Twice the size is left for the resampling to choose from.
-    needed = None if fit == "exact" else 2 * max(size)
-    picture = open_upload(image, "image", check_size, needed)
-    lain = (picture.width - picture.height) * (own[0] - own[1]) < 0  # turned by its EXIF tag
-    return picture, own[::-1] if lain else own
+    # Twice the model's size leaves enough detail for the resampling.
+    needed = None if fit == "exact" else 2 * max(model_size)
+    image = open_upload(file, "image", check_size, needed)
+    rotated = (image.width - image.height) * (original[0] - original[1]) < 0  # by its Exif tag
+    return image, original[::-1] if rotated else original
 
 
-def transparent(picture: Image.Image) -> NDArray[np.bool_]:
-    """Tell the pixels that are wholly transparent (alpha 0): bool ``[H, W]``."""
-    alpha = np.asarray(picture.convert("RGBA").getchannel("A"), np.uint8)
+def transparent(image: Image.Image) -> NDArray[np.bool_]:
+    """Return which pixels are fully transparent (alpha 0): bool ``[H, W]``."""
+    alpha = np.asarray(image.convert("RGBA").getchannel("A"), np.uint8)
     return np.equal(alpha, 0)
 
 
-def _open_mask(file: BinaryIO, config: ModelConfig, own: tuple[int, int], fit: Fit) -> Image.Image:
-    """Open a mask of the model's size, or one that is fitted: of the picture's ``own`` shape."""
+def _open_mask(
+    file: BinaryIO, config: ModelConfig, original: tuple[int, int], fit: Fit
+) -> Image.Image:
+    """Open a mask of the model's size, or of the aspect ratio of the image that is fitted."""
     size = (config.width, config.height)
-    wanted = f"{size[0]} × {size[1]}"
-    if own != size:
-        wanted += f", or the picture's, {own[0]} × {own[1]}, or that made smaller"
+    allowed = f"{size[0]} × {size[1]}"
+    if original != size:
+        allowed += f", or the image's, {original[0]} × {original[1]}, or that scaled down"
 
     def check_size(width: int, height: int) -> None:
-        # Within what two sides lose as they are rounded.
-        alike = fit != "exact" and abs(width * own[1] - height * own[0]) <= max(own)
-        if (width, height) != size and not alike:
+        # Rounding both sides of a scaled image changes the products by at most this much.
+        same_aspect = abs(width * original[1] - height * original[0]) <= max(original)
+        if (width, height) != size and not (fit != "exact" and same_aspect):
             raise ImageError(
-                f"the mask is {width} × {height}; it must have the model's size, {wanted}", "mask"
+                f"the mask is {width} × {height}; it must have the model's size, {allowed}", "mask"
             )
 
     mask = open_upload(file, "mask", check_size)
@@ -83,29 +97,35 @@ def _open_mask(file: BinaryIO, config: ModelConfig, own: tuple[int, int], fit: F
     return mask
 
 
-def _painted(
-    mask: BinaryIO, config: ModelConfig, own: tuple[int, int], fit: Fit
+def _read_mask(
+    file: BinaryIO, config: ModelConfig, original: tuple[int, int], fit: Fit
 ) -> NDArray[np.bool_]:
-    """Read a mask: bool ``[T]``, true where its pixels are transparent (alpha 0): to be drawn.
+    """Read a mask: bool ``[T]``, true for pixels to draw, which are transparent (alpha 0).
 
-    One of the picture's ``own`` shape is fitted as that is. Raises ``ImageError`` on one with
-    nothing transparent, or nothing that is left of it.
+    Args:
+        file: The mask's file.
+        config: The model's configuration.
+        original: Size of the image; a mask of its aspect ratio is fitted as the image is.
+        fit: How to fit both.
+
+    Raises:
+        ImageError: If the mask has no transparent pixel, or none within the fitted part.
     """
-    marked = transparent(_open_mask(mask, config, own, fit))
-    paint = fit_mask(marked, config.height, config.width, fit).reshape(-1)
+    marked = transparent(_open_mask(file, config, original, fit))
+    unknown = fit_mask(marked, config.height, config.width, fit).reshape(-1)
     if not marked.any():
         raise ImageError(
             "the mask has no transparent pixel (alpha 0), so there is nothing to draw; make the "
             "parts to be drawn transparent",
             "mask",
         )
-    if not paint.any():
+    if not unknown.any():
         raise ImageError(
-            f"fit {fit} crops away all that the mask marks; mark a part nearer the middle, or "
-            "choose contain",
+            f"fit {fit} crops away the whole part that the mask marks; mark a part nearer the "
+            "middle, or choose contain",
             "mask",
         )
-    return paint
+    return unknown
 
 
 def read_masked_image(
@@ -115,48 +135,60 @@ def read_masked_image(
     fit: Fit,
     config: ModelConfig,
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Read a picture to complete: its values uint8 ``[T, C]``, and which are known, bool ``[T]``.
+    """Read an image to complete.
 
-    Known are the first ``known_rows``, else what the mask does not paint, else what has no
-    transparent part in the picture itself. Raises ``ImageError``.
+    Args:
+        image: The image's file.
+        mask: The mask's file, transparent where pixels are unknown.
+        known_rows: Number of known rows at the top. Without it and without a mask, the transparent
+            pixels of the image are unknown.
+        fit: How to fit the image to the model's size.
+        config: The model's configuration.
+
+    Returns:
+        The values, uint8 ``[T, C]``, and which pixels are known, bool ``[T]``.
+
+    Raises:
+        MissingMaskError: If nothing says which pixels are unknown.
+        ImageError: If a file or ``known_rows`` is invalid.
     """
     if known_rows is not None and mask is not None:
         raise ImageError("send known_rows or mask, not both", "mask", "unsupported")
     if known_rows is not None and not 0 <= known_rows < config.height:
         raise ImageError(
             f"known_rows must be 0 to {config.height - 1}, so that something is left to draw; "
-            f"it is {known_rows} (/v1/score measures a whole picture)",
+            f"got {known_rows} (/v1/score measures a whole image)",
             "known_rows",
             "out_of_range",
         )
-    picture, own = _open(image, config, fit)
-    canvas = image_to_canvas(fit_to_model(config, picture, fit))
+    opened, original = _open(image, config, fit)
+    canvas = image_to_canvas(fit_to_model(config, opened, fit))
     if known_rows is not None:
         return canvas, np.arange(config.pixels) < known_rows * config.width
     if mask is not None:
-        return canvas, ~_painted(mask, config, own, fit)
-    clear = transparent(picture)
-    hole = fit_mask(clear, config.height, config.width, fit)
-    if clear.any() and not hole.any():
+        return canvas, ~_read_mask(mask, config, original, fit)
+    clear = transparent(opened)
+    unknown = fit_mask(clear, config.height, config.width, fit)
+    if clear.any() and not unknown.any():
         raise ImageError(
-            f"fit {fit} crops away all of the picture that is transparent; make a part nearer the "
+            f"fit {fit} crops away the whole transparent part of the image; make a part nearer the "
             "middle transparent, or choose contain",
             "image",
         )
-    if not hole.any():
+    if not unknown.any():
         raise MissingMaskError(
-            "nothing says which part to draw: give known_rows, or a mask, or a picture that is "
+            "nothing says which part to draw: send known_rows, or a mask, or an image that is "
             "transparent where it is unknown",
             code="missing",
         )
-    return canvas, ~hole.reshape(-1)
+    return canvas, ~unknown.reshape(-1)
 
 
 def to_png(pixels: NDArray[np.uint8], config: ModelConfig) -> bytes:
-    """Encode an image: uint8 ``[T, C]`` → PNG, grey or RGB."""
-    # By hand in a fifth of the time, for this is done for every image, and as small.
+    """Encode an image, uint8 ``[T, C]``, as greyscale or RGB PNG."""
+    # Written by hand, because every image passes here: five times as fast as Pillow, as small.
     H, W, C = config.height, config.width, config.channels
-    rows = np.zeros((H, 1 + W * C), np.uint8)  # each behind its filter, 0 for none
+    rows = np.zeros((H, 1 + W * C), np.uint8)  # each after its filter type, 0 for none
     rows[:, 1:] = pixels.reshape(H, W * C)
     return _png_head(H, W, C) + _png_chunk(b"IDAT", zlib.compress(rows.tobytes())) + _PNG_END
 
@@ -175,7 +207,13 @@ def _png_head(height: int, width: int, channels: int) -> bytes:
 
 
 def to_grid(images: Sequence[NDArray[np.uint8]], config: ModelConfig, scale: int = 1) -> bytes:
-    """Lay images out in a near-square grid, two pixels apart, each pixel ``scale`` wide, as PNG."""
+    """Encode images as one PNG, in a near-square grid.
+
+    Args:
+        images: Values of each image, uint8 ``[T, C]``.
+        config: The model's configuration.
+        scale: Factor by which each pixel is enlarged.
+    """
     columns = math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / columns)
     gap, H, W = 2, config.height, config.width
@@ -183,25 +221,25 @@ def to_grid(images: Sequence[NDArray[np.uint8]], config: ModelConfig, scale: int
     for j, pixels in enumerate(images):
         y, x = j // columns * (H + gap), j % columns * (W + gap)
         grid[y : y + H, x : x + W] = pixels.reshape(H, W, -1)
-    picture = Image.fromarray(grid.squeeze(-1) if config.channels == 1 else grid)
-    size = (picture.width * scale, picture.height * scale)
+    image = Image.fromarray(grid.squeeze(-1) if config.channels == 1 else grid)
+    size = (image.width * scale, image.height * scale)
     buffer = io.BytesIO()
-    picture.resize(size, Image.Resampling.NEAREST).save(buffer, "PNG")
+    image.resize(size, Image.Resampling.NEAREST).save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def to_zip(pngs: Sequence[tuple[str, bytes]]) -> bytes:
-    """Pack named PNG files into an archive, stored: PNG does not shrink further."""
+    """Pack named PNG files into a ZIP archive, uncompressed because PNG files already are."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, png in pngs:
-            # A fixed date, so that the same seed gives the same bytes.
+            # A constant date, so that the same seed gives the same bytes.
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), png)
     return buffer.getvalue()
 
 
 def to_npy(images: Sequence[NDArray[np.uint8]], config: ModelConfig) -> bytes:
-    """Write images as a NumPy file: uint8 ``[n, H, W, C]``."""
+    """Encode images as a NumPy file: uint8 ``[n, H, W, C]``."""
     buffer = io.BytesIO()
     stacked = np.stack(images).reshape(-1, config.height, config.width, config.channels)
     np.save(buffer, stacked, allow_pickle=False)

@@ -1,4 +1,7 @@
-"""What an upload may cost: it is refused by its header, before a single pixel is decoded."""
+"""Limits on the cost of decoding an uploaded image.
+
+An image that exceeds a limit is refused by its headers, before any pixel is decoded.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,30 @@ from PIL.JpegImagePlugin import MARKER, JpegImageFile
 from scanline.model import images
 from scanline.model.images import ImageError, open_image
 
-MAX_PIXELS = 4_000_000  # that are decoded
-MAX_REDUCED_PIXELS = 2**24  # of a JPEG that is made smaller while it is decoded
-MAX_PARTS = 10_000  # of a picture, of a kind; encoders write some hundreds, of those below few
-MAX_PADDING_BYTES = 10_000  # bytes before a picture that mean nothing: Pillow reads each in Python
-MAX_EXIF_BYTES = 2**18  # bytes: cameras write some thousands, and Pillow reads them in Python
+MAX_PIXELS = 4_000_000  # after a JPEG has been scaled down
+MAX_REDUCED_PIXELS = 2**24  # of a JPEG that is scaled down while it is decoded
+MAX_PARTS = 10_000  # segments, chunks or blocks in a file; encoders write some hundreds
+MAX_PADDING_BYTES = 10_000  # meaningless bytes before the pixels, which Pillow reads in Python
+MAX_EXIF_BYTES = 2**18  # read in Python; cameras write some thousand bytes
+# Lower limits for the parts that cost most, by JPEG marker or PNG chunk type.
 PART_LIMITS: dict[int | bytes, tuple[str, int]] = {
-    0xDA: ("scans", 64),  # each goes over all of the picture
-    0xE1: ("segments of Exif or XMP", 256),  # for each Pillow copies all that came before
-    b"iCCP": ("colour profiles", 4),  # each may be a megabyte, packed into a kilobyte
+    0xDA: ("scans", 64),  # each covers the whole image
+    0xE1: ("segments of Exif or XMP", 256),  # for each, Pillow copies all previous ones
+    b"iCCP": ("colour profiles", 4),  # a kilobyte may expand to a megabyte
     b"eXIf": ("chunks of Exif", 4),
 }
-MIN_GIF_BLOCK_BYTES = 64  # bytes in each part of a GIF, on the average: encoders fill 255
+MIN_GIF_BLOCK_BYTES = 64  # average size of a GIF's blocks; encoders fill 255 bytes
 PNG, GIF, JPEG = b"\x89PNG\r\n\x1a\n", b"GIF8", b"\xff\xd8"
-MAX_PYTHON_DECODED_PIXELS = (
-    2**16
-)  # pixels of a kind that Pillow decodes in Python, a thousand times slower
-MAX_COMMENTS = 1000  # of a PPM in words, for each of which Pillow moves all that follows
-# Without TIFF: a tile of a small one may hold gigabytes, and libtiff itself writes to stderr.
+MAX_PYTHON_DECODED_PIXELS = 2**16  # in formats that Pillow decodes in Python, 1,000 × slower
+MAX_COMMENTS = 1000  # in a plain PPM; for each, Pillow moves everything that follows
+# TIFF is excluded: a small file may have a tile of gigabytes, and libtiff writes to stderr.
 FORMATS = tuple(name for name in images.FORMATS if name != "TIFF")
 
 _SCAN, _APP1, _END = 0xDA, 0xE1, 0xD9
-# What Pillow reads of a JPEG by the length behind it; over all else it goes byte by byte.
-_READ = [marker & 0xFF for marker, (_, _, read) in MARKER.items() if read]
-_MARKER = re.compile(b"\xff[" + re.escape(bytes([*_READ, _END])) + b"]")
-# The numbers at the head of a bitmap, two, or a PGM or PPM, three, between blanks and comments.
+# JPEG markers whose segments Pillow skips by their length; it reads other data byte by byte.
+_SEGMENTS = [marker & 0xFF for marker, (_, _, read) in MARKER.items() if read]
+_MARKER = re.compile(b"\xff[" + re.escape(bytes([*_SEGMENTS, _END])) + b"]")
+# Header of a PBM (two numbers), or a PGM or PPM (three), with blanks and comments.
 _NUMBER = rb"(?:(?:\s|#[^\r\n]*+)++[^\s#]++)"
 _PPM = re.compile(rb"P[14]%b{2}|P\w*+%b{3}" % (_NUMBER, _NUMBER))
 
@@ -51,45 +53,52 @@ def open_upload(
     check_size: CheckSize | None = None,
     needed: int | None = None,
 ) -> Image.Image:
-    """Decode an upload, if its size is one that ``check_size`` does not raise at.
+    """Decode an uploaded image within the limits.
 
-    Where it will be made smaller, so that each side is worth no more than ``needed`` pixels, a JPEG
-    is decoded at a half, a quarter or an eighth. Raises ``ImageError`` of that field.
+    Args:
+        file: The file.
+        param: Name of the field, for errors.
+        check_size: Function that raises ``ImageError`` if the width and height are wrong.
+        needed: Pixels per side that suffice because the image will be scaled down; a JPEG is then
+            decoded at 1/2, 1/4 or 1/8 of its size.
+
+    Raises:
+        ImageError: If the image exceeds a limit, is damaged, or has a wrong size.
     """
 
-    def check(picture: ImageFile.ImageFile) -> None:
-        width, height = picture.size
-        _check_exif(len(picture.info.get("exif", b"")), param)
-        jpeg = isinstance(picture, JpegImageFile)  # MPO too, which phones write
+    def check(image: ImageFile.ImageFile) -> None:
+        width, height = image.size
+        _check_exif(len(image.info.get("exif", b"")), param)
+        jpeg = isinstance(image, JpegImageFile)  # or MPO, a subclass, which phones write
         _check_pixels(width, height, MAX_REDUCED_PIXELS if jpeg and needed else MAX_PIXELS)
         if check_size is not None:
             _check_either_way_up(check_size, width, height)
         if jpeg:
             if needed is not None:
-                picture.draft(None, (needed, needed))
-                _check_pixels(*picture.size, MAX_PIXELS)
+                image.draft(None, (needed, needed))
+                _check_pixels(*image.size, MAX_PIXELS)
             return
-        decoders = {tile[0] for tile in picture.tile}
+        decoders = {tile[0] for tile in image.tile}
         slow = width * height > MAX_PYTHON_DECODED_PIXELS and decoders & Image.DECODERS.keys()
-        if slow or ("ppm_plain" in decoders and _commented(file)):
+        if slow or ("ppm_plain" in decoders and _has_many_comments(file)):
             raise ImageError(
-                f"a {picture.format} of this kind and size takes too long to read; save it as PNG"
+                f"a {image.format} of this kind and size takes too long to read; save it as PNG"
             )
 
     _check_parts(file, param)
     return open_image(file, param, check, FORMATS)
 
 
-def _check_pixels(width: int, height: int, most: int) -> None:
-    if width * height > most:
+def _check_pixels(width: int, height: int, limit: int) -> None:
+    if width * height > limit:
         raise ImageError(
-            f"the picture has {width} × {height} pixels, more than {most:,}; "
+            f"the image has {width} × {height} pixels, more than {limit:,}; "
             "make it smaller and send it again"
         )
 
 
 def _check_either_way_up(check_size: CheckSize, width: int, height: int) -> None:
-    """Refuse a size that is wrong also if EXIF, which may come after the pixels, turns it."""
+    """Check a size, also rotated, because Exif after the pixels may rotate the image."""
     try:
         check_size(width, height)
     except ImageError:
@@ -103,9 +112,9 @@ def _check_either_way_up(check_size: CheckSize, width: int, height: int) -> None
 
 
 def _check_parts(file: BinaryIO, param: str) -> None:
-    """Refuse a picture of more parts than any encoder writes, before Pillow reads the first.
+    """Refuse a file with more parts than any encoder writes.
 
-    It goes from one to the next in Python.
+    This comes before Pillow, which iterates over the parts in Python.
     """
     start = file.read(8)
     data = start + file.read() if start.startswith((JPEG, PNG, GIF, b"P")) else b""
@@ -113,21 +122,20 @@ def _check_parts(file: BinaryIO, param: str) -> None:
         _check_segments(data, param)
     elif start.startswith(PNG):
         _check_chunks(data, param)
-    elif start.startswith(GIF) and _ends_late(
+    elif start.startswith(GIF) and _has_more_than(
         _blocks(data), MAX_PARTS + len(data) // MIN_GIF_BLOCK_BYTES
     ):
-        raise ImageError("the GIF is in parts smaller than encoders write; save it again", param)
+        raise ImageError("the GIF has blocks smaller than encoders write; save it again", param)
     elif (
         start[:1] == b"P"
         and start[1:2] in b"123456f"
         and not _PPM.match(data, 0, MAX_PADDING_BYTES)
     ):
-        raise ImageError("the picture's head is too long, or damaged; save it again", param)
+        raise ImageError("the image's header is too long or damaged; save it again", param)
 
 
-def _ends_late(parts: Iterable[int], most: int) -> bool:
-    """Whether there are more than so many."""
-    return next(islice(parts, most, None), None) is not None
+def _has_more_than(parts: Iterable[int], limit: int) -> bool:
+    return next(islice(parts, limit, None), None) is not None
 
 
 def _check_chunks(png: bytes, param: str) -> None:
@@ -137,27 +145,27 @@ def _check_chunks(png: bytes, param: str) -> None:
         at += 12 + size
         chunks += 1
         counts[kind] += 1
-        what, most = PART_LIMITS.get(kind, ("chunks", MAX_PARTS))
-        if counts[kind] > most or chunks > MAX_PARTS:
-            raise ImageError(f"the PNG has over {most:,} {what}; save it again", param)
+        what, limit = PART_LIMITS.get(kind, ("chunks", MAX_PARTS))
+        if counts[kind] > limit or chunks > MAX_PARTS:
+            raise ImageError(f"the PNG has over {limit:,} {what}; save it again", param)
         if kind == b"eXIf":
             _check_exif(size, param)
 
 
 def _blocks(gif: bytes) -> Iterator[int]:
-    """Give where each block of a GIF begins, and each part of one."""
+    """Yield the offset of each block of a GIF, and of each sub-block."""
 
-    def colours(flags: int) -> int:
+    def palette_bytes(flags: int) -> int:
         return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
-    at = 13 + colours(gif[10]) if len(gif) > 10 else len(gif)
-    while at < len(gif) and gif[at] != 0x3B:  # its end
+    at = 13 + palette_bytes(gif[10]) if len(gif) > 10 else len(gif)
+    while at < len(gif) and gif[at] != 0x3B:  # trailer
         yield at
-        if gif[at] == 0x2C:  # an image: its place, its colours, the size of its codes
-            at += 11 + (colours(gif[at + 9]) if at + 9 < len(gif) else 0)
-        elif gif[at] == 0x21:  # an extension, and its kind
+        if gif[at] == 0x2C:  # image descriptor, palette and code size
+            at += 11 + (palette_bytes(gif[at + 9]) if at + 9 < len(gif) else 0)
+        elif gif[at] == 0x21:  # extension and its label
             at += 2
-        else:  # nothing, which Pillow passes over
+        else:  # garbage, which Pillow skips
             at += 1
             continue
         while at < len(gif) and gif[at]:
@@ -170,12 +178,12 @@ def _check_segments(jpeg: bytes, param: str) -> None:
     counts, at, padding, exif = Counter[int](), len(JPEG), 0, 0
     while True:
         marker = _MARKER.search(jpeg, at)
-        if not counts[_SCAN]:  # between markers of a scan there is the picture
+        if not counts[_SCAN]:  # after the first scan it is image data
             padding += (marker.start() if marker else len(jpeg)) - at
         if padding > MAX_PADDING_BYTES:
-            raise ImageError("the JPEG is padded, or damaged; save it again", param)
+            raise ImageError("the JPEG is padded or damaged; save it again", param)
         if marker is None or ((kind := marker[0][1]) == _END and counts[_SCAN]):
-            return  # what lies behind that does not count, as a phone's film
+            return  # data after the image, as a phone's video, does not count
         at = marker.end()
         if kind == _END:
             padding += 2
@@ -186,20 +194,19 @@ def _check_segments(jpeg: bytes, param: str) -> None:
             _check_exif(exif, param)
         at += size
         counts[kind] += 1
-        what, most = PART_LIMITS.get(kind, ("parts", MAX_PARTS))
-        if counts[kind] > most:
-            raise ImageError(f"the JPEG has over {most:,} {what}; save it again", param)
+        what, limit = PART_LIMITS.get(kind, ("parts", MAX_PARTS))
+        if counts[kind] > limit:
+            raise ImageError(f"the JPEG has over {limit:,} {what}; save it again", param)
 
 
 def _check_exif(size: int, param: str) -> None:
     if size > MAX_EXIF_BYTES:
         raise ImageError(
-            f"the picture has {size:,} bytes of Exif, more than {MAX_EXIF_BYTES:,}; "
-            "save it without",
+            f"the image has {size:,} bytes of Exif, more than {MAX_EXIF_BYTES:,}; save it without",
             param,
         )
 
 
-def _commented(file: BinaryIO) -> bool:
+def _has_many_comments(file: BinaryIO) -> bool:
     file.seek(0)
     return file.read().count(b"#") > MAX_COMMENTS

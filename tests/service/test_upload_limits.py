@@ -109,7 +109,7 @@ def test_pictures_of_many_small_parts_are_refused(client: httpx.Client) -> None:
     end = gif.rindex(b";")
     for junk in (b"!\xfe\0" * 12_000, b"!\xfe" + b"\1a" * 12_000 + b"\0", b"\0" * 12_000):
         refused = complete(client, gif[:end] + junk + gif[end:])
-        assert "the GIF is in parts smaller" in check_error(refused, 400, "invalid_image")
+        assert "the GIF has blocks smaller" in check_error(refused, 400, "invalid_image")
     assert complete(client, gif[:end] + b"!\xfe\1a\0" * 1000 + gif[end:]).status_code == 200
     semicolons = encode(Image.fromarray(np.array([[0, 1, 2, 59]], np.uint8)), "GIF")  # as colours
     junk = b"!\xfe" + b"\1a" * 12_000 + b"\0"
@@ -147,12 +147,12 @@ def test_what_stands_before_the_pixels_is_bounded(client: httpx.Client) -> None:
         (jpeg, jpeg[:2] + b"\xff\xf0\xff\xff" + bytes(65_533) + jpeg[2:], "padded"),
         (jpeg[:2] + b"\xff" * 999 + jpeg[2:], jpeg[:2] + b"\xff" * 10_100 + jpeg[2:], "padded"),
         (jpeg[:2] + b"\xff\0" * 999 + jpeg[2:], jpeg[:2] + b"\xff\0" * 5_100 + jpeg[2:], "padded"),
-        (pgm % b"#a 1 2\n # b\r", pgm % (b"#" + 10_100 * b"a" + b"\n"), "head is too long"),
-        (pgm % (b" " * 999), pgm % (b" " * 10_100), "head is too long"),
-        (pgm % (b"#\n" * 999), pgm % (b"#\n" * 5_100), "head is too long"),
-        (pgm % b"", b"P5 28 28" + b" " * 10_100 + b"255 " + bytes(784), "head is too long"),
-        (b"P4\n28 28\n" + bytes(112), b"P4 28 " + b"\n" * 10_100 + b"28\n", "head is too long"),
-        (pgm % b"", b"Pf 28" + b" " * 10_100 + b"28 1 " + bytes(3136), "head is too long"),
+        (pgm % b"#a 1 2\n # b\r", pgm % (b"#" + 10_100 * b"a" + b"\n"), "header is too long"),
+        (pgm % (b" " * 999), pgm % (b" " * 10_100), "header is too long"),
+        (pgm % (b"#\n" * 999), pgm % (b"#\n" * 5_100), "header is too long"),
+        (pgm % b"", b"P5 28 28" + b" " * 10_100 + b"255 " + bytes(784), "header is too long"),
+        (b"P4\n28 28\n" + bytes(112), b"P4 28 " + b"\n" * 10_100 + b"28\n", "header is too long"),
+        (pgm % b"", b"Pf 28" + b" " * 10_100 + b"28 1 " + bytes(3136), "header is too long"),
     ):
         assert complete(client, fine).status_code == 200, why
         assert why in check_error(complete(client, refused), 400, "invalid_image")

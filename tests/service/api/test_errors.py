@@ -218,9 +218,9 @@ def test_invalid_completions_are_refused(api: LiveServer) -> None:
     marked = wide.copy()
     marked.paste((0, 0), (0, 0, 4, 6))  # outside of the part that `cover` keeps
     gone = api.complete(encode(wide), encode(marked), fit="cover")
-    assert "crops away all that the mask marks" in check_error(gone, 400, param="mask")
+    assert "crops away the whole part that the mask marks" in check_error(gone, 400, param="mask")
     gone = api.complete(encode(marked), fit="cover")
-    assert "crops away all of the picture" in check_error(gone, 400, param="image")
+    assert "crops away the whole transparent part" in check_error(gone, 400, param="image")
     assert api.complete(encode(marked), fit="contain").status_code == 200
     small = encode(Picture.new("LA", (2, 2)))
     assert "the mask is 2 × 2" in check_error(api.complete(good, small), 400, param="mask")
