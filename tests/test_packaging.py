@@ -52,7 +52,7 @@ def page_in(service: Path) -> set[str]:
     return {str(path.relative_to(static)) for path in static.rglob("*.*")}
 
 
-def test_it_draws_from_a_wheel_beside_other_peoples_modules(
+def test_the_wheel_works_next_to_modules_with_common_names(
     source: Path, tmp_path: Path, own_cache: Path
 ) -> None:
     builds = {*own_cache.iterdir()}
@@ -98,7 +98,7 @@ def test_a_source_archive_is_complete(source: Path, tmp_path: Path) -> None:
     assert {"LICENSE", "README.md", "docs/architecture.md", "CONTRIBUTING.md", "Makefile"} <= names
 
 
-def test_every_folder_of_modules_is_a_package_that_is_installed() -> None:
+def test_every_package_is_installed() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     there = {
         ".".join(("scanline", *path.parent.relative_to(ROOT).parts))

@@ -58,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
                 del sys.modules[name]
 
 
-def test_it_draws(made: Made) -> None:
+def test_samples(made: Made) -> None:
     reply = made.call("create_samples", body=made.models.SampleRequest(n=2, seed=3, label="one"))
     assert reply.status_code == 200
     assert isinstance(reply.parsed, made.models.GenerationReply)
@@ -73,7 +73,7 @@ def test_it_draws(made: Made) -> None:
     assert wrong.parsed.error.code == "unknown_class"
 
 
-def test_it_draws_in_the_background(made: Made) -> None:
+def test_background_samples(made: Made) -> None:
     body = made.models.SampleRequest(seed=3)
     reply = made.call("create_samples", body=body, prefer="respond-async", idempotency_key="a")
     assert reply.status_code == 202
@@ -81,7 +81,7 @@ def test_it_draws_in_the_background(made: Made) -> None:
     assert again.parsed.id == reply.parsed.id
 
 
-def test_it_completes(made: Made) -> None:
+def test_completions(made: Made) -> None:
     picture = random_picture()
     image = made.types.File(io.BytesIO(encode(picture)), "picture.png", "image/png")
     values = made.models.CompletionFormOutput.VALUES
@@ -93,7 +93,7 @@ def test_it_completes(made: Made) -> None:
         assert drawn.values[:10] == known
 
 
-def test_it_streams(made: Made) -> None:
+def test_streams(made: Made) -> None:
     body = made.models.SampleRequest(n=2, seed=3, stream=True).to_dict()
     http = made.client.get_httpx_client()
     with http.stream("POST", "/v1/samples", json=body) as reply:

@@ -26,7 +26,7 @@ from tests.service.fixtures import (
 TOOL = Path(sys.executable).parent / "schemathesis"
 
 
-def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+def test_schemathesis_finds_no_errors(tmp_path: Path) -> None:
     if not TOOL.exists():
         pytest.skip("needs schemathesis: pip install '.[e2e]'")
     key = "open sesame"  # with one, so that its absence is tested too
@@ -50,19 +50,19 @@ def schema() -> Any:
         return httpx.get(f"{url}/openapi.json", timeout=60).json()
 
 
-def test_every_operation_has_a_name_of_its_own_and_says_what_it_does(schema: Any) -> None:
+def test_every_operation_has_a_unique_id_and_a_description(schema: Any) -> None:
     operations = [o for path in schema["paths"].values() for o in path.values()]
     names = [o["operationId"] for o in operations]
     assert len(set(names)) == len(names)
     assert all(o["summary"] and o["description"] and o["tags"] for o in operations)
 
 
-def test_every_shape_has_an_example(schema: Any) -> None:
+def test_every_model_has_an_example(schema: Any) -> None:
     without = {name for name, s in schema["components"]["schemas"].items() if "examples" not in s}
     assert not without
 
 
-def test_operations_are_named_as_what_they_do_and_give_only_what_they_can(schema: Any) -> None:
+def test_operation_ids_and_replies(schema: Any) -> None:
     named = {
         operation["operationId"]: set(operation["responses"])
         for path in schema["paths"].values() for operation in path.values()
@@ -85,7 +85,7 @@ def test_replies_name_their_headers(schema: Any) -> None:
     assert {"ETag", "Cache-Control"} <= set(sample["headers"])
 
 
-def test_streams_name_the_shapes_of_their_events(schema: Any) -> None:
+def test_streams_name_the_models_of_their_events(schema: Any) -> None:
     seen = set()
     for path in ("/v1/samples", "/v1/images/generations"):
         content = schema["paths"][path]["post"]["responses"]["200"]["content"]
@@ -98,7 +98,7 @@ def test_streams_name_the_shapes_of_their_events(schema: Any) -> None:
     assert "image_generation.partial_image" in seen
 
 
-def test_bounds_are_those_that_are_refused_beyond(schema: Any) -> None:
+def test_documented_limits_are_enforced(schema: Any) -> None:
     shapes = schema["components"]["schemas"]
     for name in ("SampleRequest", "CompletionForm", "GenerationsRequest"):
         fields = shapes[name]["properties"]
@@ -111,7 +111,7 @@ def test_bounds_are_those_that_are_refused_beyond(schema: Any) -> None:
     assert (seed["minimum"], str(seed["maximum"])) == (0, str(2**64 - 1))
 
 
-def test_an_image_in_a_stream_is_a_png_or_its_values(schema: Any) -> None:
+def test_an_image_in_a_stream_is_png_or_values(schema: Any) -> None:
     content = schema["paths"]["/v1/samples"]["post"]["responses"]["200"]["content"]
     image = content["text/event-stream"]["schema"]["x-events"]["image"]
     names = [one["$ref"].rsplit("/", 1)[1] for one in image["anyOf"]]
@@ -163,7 +163,7 @@ def test_every_example_runs(schema: Any) -> None:
     assert len(ran) == len(set(ran)) == 7
 
 
-def test_a_server_without_a_key_asks_for_none() -> None:
+def test_a_server_without_keys_documents_none() -> None:
     app_state, app = build()
     with listening(app, lambda: app_state.ready) as url:
         schema = httpx.get(f"{url}/openapi.json", timeout=60).json()
@@ -171,7 +171,7 @@ def test_a_server_without_a_key_asks_for_none() -> None:
     assert not any("security" in o for path in schema["paths"].values() for o in path.values())
 
 
-def test_a_wrong_method_hears_of_all_the_right_ones() -> None:
+def test_a_wrong_method_gets_all_allowed_ones() -> None:
     app_state, app = build()
     with listening(app, lambda: app_state.ready) as url:
         reply = httpx.put(f"{url}/v1/generations/x")

@@ -48,7 +48,7 @@ def value(client: httpx.Client, metric: str) -> float:
     return next((float(line.split()[-1]) for line in lines if line.startswith(f"{metric} ")), 0.0)
 
 
-def test_what_operating_wakes_somebody_for_is_measured() -> None:
+def test_alerts_use_existing_metrics() -> None:
     rules = re.search(r"```yaml\n(groups:.*?)```", (ROOT / "docs/operations.md").read_text(), re.S)
     assert rules
     (group,) = yaml.safe_load(rules[1])["groups"]
@@ -66,7 +66,7 @@ def test_what_operating_wakes_somebody_for_is_measured() -> None:
         assert f'scanline_refused_total{{reason="{reason}"}}' in text
 
 
-def test_metrics_tell_of_requests_from_end_to_end() -> None:
+def test_request_metrics() -> None:
     _, app = build()
     with talking_to(app) as client:
         client.post("/v1/samples", json={"n": 3})
@@ -92,7 +92,7 @@ def test_metrics_tell_of_requests_from_end_to_end() -> None:
     assert "_created" not in text
 
 
-def test_what_is_refused_is_counted_by_its_reason(
+def test_refusals_are_counted_by_error_code(
     held: tuple[AppState, httpx.Client, threading.Event],
 ) -> None:
     app_state, client, _ = held
@@ -110,7 +110,7 @@ def test_what_is_refused_is_counted_by_its_reason(
         assert value(client, f'scanline_refused_total{{reason="{reason}"}}') == count, reason
 
 
-def test_a_step_that_does_not_end_is_told_to_whoever_starts_the_process_again(
+def test_a_stuck_step_fails_the_health_checks(
     held: tuple[AppState, httpx.Client, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scanline.service.engine.engine.STUCK_SECONDS", 0.05)
@@ -126,7 +126,7 @@ def test_a_step_that_does_not_end_is_told_to_whoever_starts_the_process_again(
     assert client.get("/readyz").text == "ready\n"
 
 
-def test_streams_are_counted_while_they_are_open(
+def test_open_streams_are_counted(
     held: tuple[AppState, httpx.Client, threading.Event],
 ) -> None:
     _, client, go_on = held
@@ -140,7 +140,7 @@ def test_streams_are_counted_while_they_are_open(
     until(lambda: value(client, "scanline_open_streams") == 0)
 
 
-def test_who_waits_is_told_its_place_again_and_again(
+def test_a_waiting_stream_reports_its_queue_position_repeatedly(
     held: tuple[AppState, httpx.Client, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scanline.service.api.events.WAITING_SECONDS", 0.05)
@@ -172,7 +172,7 @@ def test_who_waits_is_told_its_place_again_and_again(
 
 
 @pytest.mark.parametrize("how", ["samples", "stream", "completions", "openai", "file"])
-def test_the_access_log_names_what_was_drawn_and_for_whom(
+def test_the_access_log_names_the_generation_and_the_key(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="scanline.access")
@@ -209,7 +209,7 @@ def test_the_access_log_names_what_was_drawn_and_for_whom(
     assert "Bearer" not in plain
 
 
-def test_the_access_log_says_why_one_was_refused_and_what_a_reader_who_left_has_seen(
+def test_the_access_log_has_error_codes_and_the_state_of_abandoned_generations(
     held: tuple[AppState, httpx.Client, threading.Event], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="scanline.access")
@@ -236,7 +236,7 @@ def test_the_access_log_says_why_one_was_refused_and_what_a_reader_who_left_has_
 # --- keys, shares, proxies ----------------------------------------------------------------------
 
 
-def test_any_of_several_keys_is_taken_and_each_has_its_own_names() -> None:
+def test_several_api_keys_each_have_a_name() -> None:
     app_state, app = build({"api_key": "one, zwei ,öß"})
     with listening(app, lambda: app_state.ready) as url:
 
@@ -255,7 +255,7 @@ def test_any_of_several_keys_is_taken_and_each_has_its_own_names() -> None:
         check_error(ask("one", "Basic"), 401, "invalid_api_key")
 
 
-def test_an_idempotency_key_is_its_caller_s() -> None:
+def test_idempotency_keys_are_separate_per_caller() -> None:
     """Without API keys, an address's."""
     app_state, app = build({"trusted_proxies": "127.0.0.1"})
     with listening(app, lambda: app_state.ready) as url:
@@ -271,7 +271,7 @@ def test_an_idempotency_key_is_its_caller_s() -> None:
 
 
 @pytest.mark.parametrize("keys", ["a,b", ""])
-def test_a_caller_has_no_more_images_in_flight_than_its_share(keys: str) -> None:
+def test_images_in_flight_are_limited_per_caller(keys: str) -> None:
     decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
     decoder.before_step = lambda slots: (go_on.wait(), None)[1]
     fields = {
@@ -300,7 +300,7 @@ def test_a_caller_has_no_more_images_in_flight_than_its_share(keys: str) -> None
         assert ask("a", 4).status_code == 200  # what is finished does not count
 
 
-def test_only_a_trusted_proxy_is_believed_who_it_speaks_for(
+def test_forwarded_addresses_are_trusted_from_trusted_proxies_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="scanline.access")
@@ -326,7 +326,7 @@ def test_only_a_trusted_proxy_is_believed_who_it_speaks_for(
         ({"max_images": 20, "max_images_per_caller": 10}, "at least max_images 20"),
     ],
 )
-def test_settings_that_would_not_work_are_refused(fields: dict[str, Any], says: str) -> None:
+def test_invalid_settings_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         Settings(**fields)
 
@@ -342,7 +342,7 @@ def test_settings_that_would_not_work_are_refused(fields: dict[str, Any], says: 
         ("", ""),
     ],
 )
-def test_who_has_a_network_of_ipv6_is_one_caller(address: str, whose: str) -> None:
+def test_an_ipv6_network_is_one_caller(address: str, whose: str) -> None:
     assert client_network(address) == whose
 
 
@@ -356,5 +356,5 @@ def test_who_has_a_network_of_ipv6_is_one_caller(address: str, whose: str) -> No
         ("a" * 20_000, ""),
     ],
 )
-def test_what_a_client_says_its_address_is_is_one_or_nothing(client: str, address: str) -> None:
+def test_forwarded_addresses_are_validated(client: str, address: str) -> None:
     assert client_address(client) == address

@@ -11,7 +11,7 @@ from scanline.service.runtime_tuning import SWITCH_INTERVAL_SECONDS, tune_interp
 
 
 @pytest.mark.usefixtures("settled")
-def test_what_is_loaded_is_looked_through_no_more_and_garbage_still_is() -> None:
+def test_existing_objects_are_frozen_and_new_garbage_is_collected() -> None:
     loaded = [{"kept": number} for number in range(100)]
     tune_interpreter()
     assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_SECONDS)

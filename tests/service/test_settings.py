@@ -24,7 +24,9 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         yield
 
 
-def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_field_is_an_environment_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     given = {
         "host": "0.0.0.0", "port": "9000", "root_path": "/a/b/",
         "weights": str(tmp_path), "models": "b, a,",
@@ -90,7 +92,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in WRONG.items() for v in vs])
-def test_a_wrong_variable_stops_the_server_with_a_sentence(
+def test_an_invalid_variable_stops_the_server_with_an_error(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(f"SCANLINE_{name.upper()}", value)
@@ -108,7 +110,7 @@ def test_a_wrong_variable_stops_the_server_with_a_sentence(
     [("--port", "65536"), ("--slots", "0"), ("--backend", "cpu"), ("--max-waiting", "1"),
      ("--drain-seconds", "-1"), ("--log-format", "xml"), ("--log-level", "loud")],
 )  # fmt: skip
-def test_a_wrong_flag_stops_the_server_with_a_sentence(
+def test_an_invalid_flag_stops_the_server_with_an_error(
     option: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
@@ -123,7 +125,7 @@ def test_an_empty_api_key_is_none() -> None:
 
 
 @pytest.mark.parametrize("name", ["host", "weights"])
-def test_an_empty_place_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_host_or_folder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty address would be every one of the machine's, and an empty folder the present one."""
     monkeypatch.setenv(f"SCANLINE_{name.upper()}", "")
     with pytest.raises(ValidationError, match=name):
@@ -131,7 +133,7 @@ def test_an_empty_place_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("origin", ["http://a.b/", "foo", "https://", "http://a.b/c", "http:a.b"])
-def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+def test_an_invalid_origin_is_refused(origin: str) -> None:
     with pytest.raises(ValidationError, match=r"is not \* or an origin"):
         Settings(cors_origins=("https://good.example:8443", origin))
     good = ("*", "null", "http://localhost:3000", "chrome-extension://abc")
@@ -143,7 +145,7 @@ def test_the_largest_request_must_fit_the_queue() -> None:
         Settings(max_waiting=10, max_images=20)
 
 
-def test_what_is_bounded_may_be_as_large_as_the_largest_request() -> None:
+def test_limits_may_equal_the_largest_request() -> None:
     bounds = {"max_images": 7, "max_waiting": 7, "keep_finished": 7, "max_images_per_caller": 7}
     assert Settings(**bounds).model_dump(include=set(bounds)) == bounds  # type: ignore[arg-type]
     for name in bounds.keys() - {"max_images"}:
@@ -151,12 +153,12 @@ def test_what_is_bounded_may_be_as_large_as_the_largest_request() -> None:
             Settings(**bounds | {name: 6})  # type: ignore[arg-type]
 
 
-def test_there_cannot_be_fewer_replicas_at_most_than_at_least() -> None:
+def test_max_replicas_must_not_be_below_min_replicas() -> None:
     with pytest.raises(ValidationError, match="max_replicas 1 must be at least min_replicas 2"):
         Settings(cluster=True, min_replicas=2)
 
 
-def test_what_is_for_a_cluster_is_refused_without_one() -> None:
+def test_cluster_settings_need_a_cluster() -> None:
     with pytest.raises(
         ValidationError,
         match="_MAX_REPLICAS, SCANLINE_REPLICA_GPUS: allowed only with",
@@ -164,7 +166,7 @@ def test_what_is_for_a_cluster_is_refused_without_one() -> None:
         Settings(max_replicas=3, replica_gpus=1)
 
 
-def test_weights_that_cannot_be_served_stop_the_server_with_a_sentence(
+def test_invalid_weights_stop_the_server_with_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def says(*arguments: str) -> str:
@@ -190,7 +192,7 @@ def test_weights_that_cannot_be_served_stop_the_server_with_a_sentence(
         ("SCANLINE_COLOUR_OF_THE_SKY", "docs/operations.md lists all settings"),
     ],
 )
-def test_an_unknown_variable_stops_the_server_with_the_nearest_name(
+def test_an_unknown_variable_stops_the_server_with_a_suggestion(
     name: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, "secret")
@@ -202,7 +204,7 @@ def test_an_unknown_variable_stops_the_server_with_the_nearest_name(
     assert "secret" not in said
 
 
-def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "SCANLINE_CACHE", "SCANLINE_CXXFLAGS", "SCANLINE_DATA_DIR", "SCANLINE_SERVICE_HOST",
         "SCANLINE_SERVICE_PORT_HTTP", "SCANLINE_PORT_8000_TCP_ADDR", "SCANLINE_GPU_SERVICE_PORT",
@@ -215,7 +217,7 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert Settings().port == 8000
 
 
-def test_a_port_of_another_name_is_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_not_a_service_link_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCANLINE_HTTP_PORT", "9000")
     with pytest.raises(ValueError, match="SCANLINE_HTTP_PORT is not a setting"):
         Settings()

@@ -30,7 +30,7 @@ from tests.service.fixtures import (
 )
 
 
-def test_pictures_are_refused_by_their_headers(client: httpx.Client) -> None:
+def test_images_are_refused_by_their_headers(client: httpx.Client) -> None:
     def cut(width: int, height: int) -> bytes:
         return encode(Image.new("L", (width, height)))[:200]  # its pixels are not there
 
@@ -53,7 +53,7 @@ def test_pictures_are_refused_by_their_headers(client: httpx.Client) -> None:
 
 
 @pytest.mark.filterwarnings("default")
-def test_pictures_that_pillow_warns_of_leave_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pillow_warnings_are_muted(capsys: pytest.CaptureFixture[str]) -> None:
     """Each of another size would else be a line of no log, and a text that Python keeps."""
     with logs_kept():
         set_up_logs("json", "info")
@@ -70,7 +70,7 @@ def test_pictures_that_pillow_warns_of_leave_no_trace(capsys: pytest.CaptureFixt
     assert vars(Image).get("__warningregistry__", {}).keys() <= {"version"}
 
 
-def test_what_takes_long_to_decode_is_refused(client: httpx.Client) -> None:
+def test_slow_formats_are_refused(client: httpx.Client) -> None:
     slow = check_error(complete(client, plain_ppm(300)), 400, "invalid_image")
     assert "takes too long to read; save it as PNG" in slow
     assert complete(client, plain_ppm(256)).status_code == 200
@@ -93,7 +93,7 @@ def test_what_takes_long_to_decode_is_refused(client: httpx.Client) -> None:
     assert complete(client, progressive).status_code == 200
 
 
-def test_pictures_of_many_small_parts_are_refused(client: httpx.Client) -> None:
+def test_images_with_too_many_parts_are_refused(client: httpx.Client) -> None:
     """Pillow goes from one to the next in Python, before it knows the picture's size."""
     png = encode(random_picture().resize((64, 64)))
     chunk = png_chunk(b"teSt", b"")
@@ -118,7 +118,7 @@ def test_pictures_of_many_small_parts_are_refused(client: httpx.Client) -> None:
         assert complete(client, gif[:cut]).status_code in (200, 400)
 
 
-def test_what_stands_before_the_pixels_is_bounded(client: httpx.Client) -> None:
+def test_data_before_the_pixels_is_limited(client: httpx.Client) -> None:
     """Pillow reads padding and Exif in Python, and unpacks every colour profile."""
 
     def png(*chunks: tuple[bytes, bytes]) -> bytes:
@@ -159,7 +159,7 @@ def test_what_stands_before_the_pixels_is_bounded(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_exif_that_is_too_long_is_refused_before_pillow_reads_any(
+def test_long_exif_is_refused_before_pillow_reads_it(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It copies a JPEG's parts again and again, and finds what follows a PNG's pixels late."""
@@ -171,7 +171,7 @@ def test_exif_that_is_too_long_is_refused_before_pillow_reads_any(
         open_upload(io.BytesIO(late if kind == "PNG" else plain[:2] + segment * 5 + plain[2:]))
 
 
-def test_a_photograph_is_made_smaller_while_it_is_decoded(client: httpx.Client) -> None:
+def test_a_large_jpeg_is_scaled_down_while_decoded(client: httpx.Client) -> None:
     grey = Image.linear_gradient("L").resize((4000, 3000))
     exif = Image.Exif()
     exif[0x0112] = 6  # on its side
@@ -186,7 +186,7 @@ def test_a_photograph_is_made_smaller_while_it_is_decoded(client: httpx.Client) 
     )
 
 
-def test_a_photograph_that_is_made_smaller_is_read_as_if_it_were_not() -> None:
+def test_scaling_down_hardly_changes_the_values() -> None:
     stripes = np.indices((8 * GREY.height, 8 * GREY.width)).sum(0) // 6 % 2 * 255
     picture = Image.fromarray(stripes.astype(np.uint8))
     exact, photo = (
@@ -196,7 +196,7 @@ def test_a_photograph_that_is_made_smaller_is_read_as_if_it_were_not() -> None:
     assert abs(photo - exact).max() <= 2
 
 
-def test_a_photograph_that_is_not_made_smaller_is_bounded_as_any_other() -> None:
+def test_a_jpeg_that_is_not_scaled_down_has_the_usual_limit() -> None:
     photo = encode(Image.new("L", (2100, 2100)), "JPEG")
     assert open_upload(io.BytesIO(photo), needed=1000).size == (1050, 1050)
     for needed in (2000, None):

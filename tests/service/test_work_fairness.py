@@ -95,7 +95,9 @@ def grey(value: int) -> tuple[str, bytes]:
     return ("image", encode(Image.new("L", (5, 6), value)))
 
 
-def test_scores_take_turns(server: tuple[AppState, httpx.Client], measuring: Measuring) -> None:
+def test_scores_of_several_callers_take_turns(
+    server: tuple[AppState, httpx.Client], measuring: Measuring
+) -> None:
     app_state, client = server
     with ThreadPoolExecutor(2) as pool:
         long = pool.submit(client.post, "/v1/score", files=[grey(1)] * 6)
@@ -108,7 +110,7 @@ def test_scores_take_turns(server: tuple[AppState, httpx.Client], measuring: Mea
     assert measuring.rows == [1, 2, 1, 1, 1, 1, 1]
 
 
-def test_nothing_is_scored_for_a_client_that_left(
+def test_scoring_stops_when_the_client_disconnects(
     client: httpx.Client, measuring: Measuring
 ) -> None:
     request = client.build_request("POST", "/v1/score", files=[grey(3)] * 20)
@@ -127,7 +129,7 @@ def test_nothing_is_scored_for_a_client_that_left(
     assert measuring.rows[-1] == 4
 
 
-def test_enlarged_replies_have_a_bound_that_the_error_names(client: httpx.Client) -> None:
+def test_enlarged_replies_have_a_limit_that_the_error_names(client: httpx.Client) -> None:
     large = {"prompt": "", "model": "grey", "n": 64, "size": "1700x2040", "output_format": "webp"}
     message = check_error(client.post("/v1/images/generations", json=large), 400, param="size")
     assert "20,000,000" in message
@@ -138,7 +140,7 @@ def test_enlarged_replies_have_a_bound_that_the_error_names(client: httpx.Client
     assert client.post("/v1/images/generations", json=plain).status_code == 200
 
 
-def test_an_enlarged_reply_is_not_encoded_for_a_client_that_left(
+def test_encoding_stops_when_the_client_disconnects(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
@@ -174,7 +176,7 @@ QUICK = ("one endless header", "JSON, 590 KB of wrong values", "PNG of 4096² pi
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.broad) for n in ATTACKS]
 )
-def test_an_innocent_client_is_served_during_an_attack(client: httpx.Client, name: str) -> None:
+def test_another_client_is_served_during_an_attack(client: httpx.Client, name: str) -> None:
     url = client.base_url
     with under_attack((url.host, url.port or 0), name, connections=4):
         for _ in range(5):

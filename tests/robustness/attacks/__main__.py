@@ -16,7 +16,7 @@ import time
 import httpx
 
 from tests.robustness.attacks.catalog import ATTACKS
-from tests.robustness.attacks.runner import under_attack, waits_of_innocent
+from tests.robustness.attacks.runner import under_attack, measure_waits
 from tests.server_processes import memory, server_process
 
 
@@ -31,12 +31,12 @@ def report(url: str, pid: int, names: list[str], seconds: float) -> None:
 
     print("| attack | median wait, s | longest wait, s | requests | memory, MB |")
     print("|---|---|---|---|---|", flush=True)
-    waits_of_innocent(url, 1, {"seed": 1})
-    line("none", waits_of_innocent(url, seconds, {"seed": 1}))
+    measure_waits(url, 1, {"seed": 1})
+    line("none", measure_waits(url, seconds, {"seed": 1}))
     for name in names:
         with under_attack(where, name):
             time.sleep(1)  # to begin
-            line(name, waits_of_innocent(url, seconds, {"seed": 1}))
+            line(name, measure_waits(url, seconds, {"seed": 1}))
         sys.stdout.flush()
         time.sleep(1)
 

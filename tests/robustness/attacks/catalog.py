@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tests.png import png_chunk
 from tests.robustness.attacks.payloads import (
-    all_but_a_row,
-    before_the_pixels,
+    last_rows_only,
+    with_extra_chunks,
     enlarged,
     exif,
     form,
     in_punycode,
-    keys,
+    unknown_keys,
     many_chunks,
     many_scans,
     many_segments,
@@ -21,7 +21,7 @@ from tests.robustness.attacks.payloads import (
     plain_ppm,
     post,
     profile,
-    small_beside_large,
+    small_request_after_large,
     stream,
 )
 
@@ -64,8 +64,8 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "JSON, 590 KB of wrong values": lambda: Attack(
         post("/v1/distribution", b'{"values":[' + b"-1," * 196_000 + b"-1]}")
     ),
-    "JSON, 9.5 MB of unknown keys": lambda: Attack(post("/v1/samples", keys(9_500_000))),
-    "JSON, 0.9 MB of unknown keys": lambda: Attack(post("/v1/samples", keys(900_000))),
+    "JSON, 9.5 MB of unknown keys": lambda: Attack(post("/v1/samples", unknown_keys(9_500_000))),
+    "JSON, 0.9 MB of unknown keys": lambda: Attack(post("/v1/samples", unknown_keys(900_000))),
     "JSON, 0.9 MB of empty lists": lambda: Attack(
         post("/v1/distribution", b'{"values":[' + b"[]," * 300_000 + b"[]]}")
     ),
@@ -94,10 +94,10 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
         form("/v1/completions", [many_segments()], fit="cover", known_rows=1)
     ),
     "PNG of 9,000 colour profiles": lambda: Attack(
-        form("/v1/completions", [before_the_pixels(profile() * 9000)], known_rows=1)
+        form("/v1/completions", [with_extra_chunks(profile() * 9000)], known_rows=1)
     ),
     "PNG of 9 MB of Exif": lambda: Attack(
-        form("/v1/completions", [before_the_pixels(png_chunk(b"eXIf", exif(9_000_000)))])
+        form("/v1/completions", [with_extra_chunks(png_chunk(b"eXIf", exif(9_000_000)))])
     ),
     "JPEG of 9 MB of padding": lambda: Attack(
         form("/v1/completions", [b"\xff\xd8" + b"\xff" * 9_000_000 + picture(28, "JPEG")[2:]])
@@ -126,9 +126,9 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "64 images of 2044² pixels": lambda: Attack(enlarged(64, 2044)),
     "4 images of 2044² pixels": lambda: Attack(enlarged(4, 2044)),
     "256 images of 280² pixels": lambda: Attack(enlarged(256, 280)),
-    "64 images but for their last row": lambda: Attack(all_but_a_row(), patience=60),
+    "64 images but for their last row": lambda: Attack(last_rows_only(), patience=60),
     "the last row of an image, beside 256 images": lambda: Attack(
-        small_beside_large(), patience=60, connections=12
+        small_request_after_large(), patience=60, connections=12
     ),
     "half a head": lambda: Attack(b"GET / HTTP/1.1\r\nHost", patience=60),
     "half a body": lambda: Attack(post("/v1/samples", b"{" * 100)[:-1], patience=60),

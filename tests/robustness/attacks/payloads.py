@@ -37,7 +37,7 @@ def picture(side: int, kind: str = "PNG", mode: str = "L", **options: object) ->
     return buffer.getvalue()
 
 
-def before_the_pixels(chunks: bytes) -> bytes:
+def with_extra_chunks(chunks: bytes) -> bytes:
     """Give a PNG with more chunks."""
     data = picture(28)
     end = data.index(b"IDAT") - 4
@@ -52,14 +52,14 @@ def exif(size: int) -> bytes:
     return head + tags + struct.pack("<II", 1, 3) * (size // 8)
 
 
-def small_beside_large() -> bytes:
+def small_request_after_large() -> bytes:
     """Ask for all images that one may, and go on; then have the last row of one completed."""
     large = post("/v1/samples", b'{"n": 256, "label": "random"}')
     large = large.replace(b"Connection: close", b"Prefer: respond-async", 1)
     return large + form("/v1/completions", [picture(28)], known_rows=27)
 
 
-def all_but_a_row() -> bytes:
+def last_rows_only() -> bytes:
     """Give a form of 64 images that are there but for their last row, each with a twin."""
     fields = {"n": 64, "known_rows": 27, "label": 1, "guidance": 2}
     return form("/v1/completions", [picture(28)], **fields)
@@ -79,7 +79,7 @@ def many_scans() -> bytes:
 
 def many_chunks() -> bytes:
     """Give a PNG of a great many empty chunks, which Pillow reads in Python."""
-    return before_the_pixels(png_chunk(b"teSt", b"") * 500_000)
+    return with_extra_chunks(png_chunk(b"teSt", b"") * 500_000)
 
 
 def many_segments() -> bytes:
@@ -105,7 +105,7 @@ def profile() -> bytes:
     return png_chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1_000_000)))
 
 
-def keys(size: int) -> bytes:
+def unknown_keys(size: int) -> bytes:
     """Give an object of so many bytes of keys that nobody knows."""
     return b"{" + b",".join(b'"%07d":0' % j for j in range(size // 12)) + b"}"
 

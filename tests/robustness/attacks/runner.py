@@ -79,7 +79,7 @@ def under_attack(
         process.join()
 
 
-def waits_of_innocent(url: str, seconds: float, body: dict[str, object]) -> list[float]:
+def measure_waits(url: str, seconds: float, body: dict[str, object]) -> list[float]:
     """Ask for one image again and again, over a new connection each; seconds that each took.
 
     Every other one is the rest of a picture.

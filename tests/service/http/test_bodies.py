@@ -55,7 +55,7 @@ def client() -> Iterator[httpx.Client]:
         (b'{"seed": 1', "not valid JSON"),
     ],
 )
-def test_json_that_cannot_be_read_is_400_and_says_why(
+def test_invalid_json_is_400_and_says_why(
     client: httpx.Client, path: str, body: bytes, says: str
 ) -> None:
     reply = client.post(path, content=body, headers=JSON)
@@ -66,7 +66,7 @@ def test_json_that_cannot_be_read_is_400_and_says_why(
 @pytest.mark.parametrize(
     ("path", "field"), [("/v1/images/generations", "prompt"), ("/v1/distribution", "values")]
 )
-def test_a_field_that_has_to_be_there_is_wrong_where_it_is_null_and_not_missing(
+def test_a_required_field_that_is_null_is_invalid_not_missing(
     client: httpx.Client, path: str, field: str
 ) -> None:
     check_error(client.post(path, json={}), 400, "missing", field)
@@ -92,7 +92,7 @@ def test_many_unknown_fields_make_one_error(client: httpx.Client, path: str) -> 
 @pytest.mark.parametrize(
     "hoard", [b"[" * 50_000, b'{"":' * 20_000, b"[]," * 30_000, b'"":0,' * 2000, b"[]," * 998]
 )
-def test_json_of_a_great_many_parts_is_not_parsed(client: httpx.Client, hoard: bytes) -> None:
+def test_json_with_too_many_nodes_is_not_parsed(client: httpx.Client, hoard: bytes) -> None:
     for path in ("/v1/distribution", "/v1/images/edits"):
         reply = client.post(path, content=b'{"values":[' + hoard, headers=JSON)
         assert "lists, objects and names" in check_error(reply, 400, "too_many")
@@ -100,7 +100,7 @@ def test_json_of_a_great_many_parts_is_not_parsed(client: httpx.Client, hoard: b
     check_error(client.post("/v1/distribution", content=most, headers=JSON), 400, "int_type")
 
 
-def test_large_json_is_looked_through_beside_the_event_loop(
+def test_large_json_is_checked_outside_the_event_loop(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where: list[str] = []
@@ -131,7 +131,7 @@ def test_json_has_a_smaller_limit_than_forms(client: httpx.Client) -> None:
         assert reply.status_code == 200, reply.text
 
 
-def test_json_is_as_large_as_the_largest_models_values() -> None:
+def test_json_limit_follows_the_largest_model() -> None:
     config = dataclasses.replace(COLOUR, height=80, width=80)
     values = config.values
     app_state, app = build({}, {"large": FakeDecoder(config, 1)})
@@ -157,7 +157,7 @@ def test_a_compressed_body_is_415(client: httpx.Client) -> None:
         assert reply.status_code == 200
 
 
-def test_null_and_defaults_are_as_good_as_nothing(client: httpx.Client) -> None:
+def test_null_and_defaults_count_as_left_out(client: httpx.Client) -> None:
     plain = client.post("/v1/samples", json={"seed": 1}).json()
     named = client.post(
         "/v1/samples",
@@ -176,7 +176,7 @@ def test_null_and_defaults_are_as_good_as_nothing(client: httpx.Client) -> None:
     check_error(client.post("/v1/distribution", json={"values": None}), 400, param="values")
 
 
-def test_a_field_sent_twice_is_refused(client: httpx.Client) -> None:
+def test_a_repeated_field_is_refused(client: httpx.Client) -> None:
     picture = ("a.png", encode(random_picture()), "image/png")
     twice = client.post(
         "/v1/completions", files=[("image", picture), ("image", picture)], data={"known_rows": "1"}
@@ -203,7 +203,7 @@ def test_an_unknown_query_parameter_is_refused(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_a_body_of_just_the_limit_is_taken(announced: bool) -> None:
+def test_a_body_of_exactly_the_limit_is_accepted(announced: bool) -> None:
     taken: list[int] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -225,7 +225,7 @@ def test_a_body_of_just_the_limit_is_taken(announced: bool) -> None:
 
 
 @pytest.mark.parametrize(("length", "status"), [(b"9" * 5000, 413), (b"0" * 5000 + b"9", 200)])
-def test_a_length_may_have_more_digits_than_python_reads(length: bytes, status: int) -> None:
+def test_content_length_with_thousands_of_digits(length: bytes, status: int) -> None:
     sent: list[int] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -245,7 +245,7 @@ def test_a_length_may_have_more_digits_than_python_reads(length: bytes, status: 
 
 @pytest.mark.parametrize("charset", ["punycode", '"UTF-16"', "undefined", "x" * 1000, "utf-8 "])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/images/edits", "/v1/score"])
-def test_a_form_is_in_utf_8(
+def test_a_form_must_be_utf_8(
     client: httpx.Client, path: str, charset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python decodes Punycode in minutes, and keeps every name of an encoding that there is not."""
@@ -268,7 +268,7 @@ def test_a_form_is_in_utf_8(
 
 
 @pytest.mark.parametrize(("share", "form", "other"), [(100, 40, 10), (1, 50, 10), (1, 40, 50)])
-def test_what_requests_under_way_hold_is_bounded_and_shared(
+def test_bodies_in_progress_are_limited_per_caller_and_in_all(
     monkeypatch: pytest.MonkeyPatch, share: int, form: int, other: int
 ) -> None:
     """A caller's are, but for two of the largest; so are all; what is answered holds nothing."""

@@ -66,7 +66,7 @@ def test_nothing_acceptable(client: httpx.Client) -> None:
         ({"output": "values"}, "application/x-npy"),
     ],
 )
-def test_a_field_without_effect_is_refused(
+def test_a_field_that_would_be_ignored_is_refused(
     client: httpx.Client, field: dict[str, str], accept: str
 ) -> None:
     reply = client.post("/v1/samples", json=field, headers={"Accept": accept})
@@ -83,7 +83,7 @@ def test_a_stream_gives_values_too(client: httpx.Client) -> None:
     assert "png" not in data
 
 
-def test_what_a_generation_took_is_told_apart_from_what_it_waited() -> None:
+def test_usage_separates_waiting_from_drawing() -> None:
     clock = Clock()
     generation = Generation("it", GREY, GenerationSpec(n=1, seed=0), clock)
     clock.now += 3
@@ -99,7 +99,7 @@ def test_what_a_generation_took_is_told_apart_from_what_it_waited() -> None:
     assert Usage.of(generation) == so_far
 
 
-def test_the_key_is_wanted_before_the_body() -> None:
+def test_the_api_key_is_checked_before_the_body() -> None:
     app_state, app = build({"api_key": "secret"}, None)
     with listening(app, lambda: app_state.ready) as url:
         broken = {"Content-Type": "application/json"}

@@ -66,9 +66,7 @@ def crowd(count: int, cores: int = 4) -> tuple[StreamPacer, contextlib.ExitStack
 @pytest.mark.parametrize(
     ("count", "least", "most"), [(0, 55, 62), (MAX_EVENTS_IN_ALL // 10 - 1, 9, 12), (5000, 2, 4)]
 )
-def test_pixels_drawn_quicker_than_anyone_sees_come_together(
-    count: int, least: int, most: int
-) -> None:
+def test_pixels_are_batched_to_the_event_rate(count: int, least: int, most: int) -> None:
     """Sixty times a second where streams are few, and at once when the last one is drawn."""
     generation = Generation("fake", LARGE, GenerationSpec(n=1, seed=0))
     row = (np.arange(LARGE.pixels) % 251).astype(np.uint8)[:, None]
@@ -100,15 +98,13 @@ def test_pixels_drawn_quicker_than_anyone_sees_come_together(
         (1, 1, TICK), (1, 2, 2 * TICK),
     ],
 )  # fmt: skip
-def test_streams_that_tell_share_what_the_cores_can_spare(
-    cores: int, count: int, pause: float
-) -> None:
+def test_streams_with_pixels_share_the_event_budget(cores: int, count: int, pause: float) -> None:
     streams, stack = crowd(count - 1, cores)
     with stack, streams.pace(), streams.track(), streams.pace() as pausing:
         assert pausing(0.0) == pausing(0.0) == pytest.approx(pause)
 
 
-def test_streams_speak_at_the_same_times() -> None:
+def test_streams_send_at_the_same_ticks() -> None:
     times: list[set[float]] = []
 
     async def one(generation: Generation, streams: StreamPacer, late: float) -> None:
@@ -131,7 +127,7 @@ def test_streams_speak_at_the_same_times() -> None:
     assert min(len(each) for each in times) > 50
 
 
-def test_a_stream_without_news_says_that_it_lives() -> None:
+def test_an_idle_stream_sends_keep_alive_comments() -> None:
     generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
 
     async def end() -> None:
@@ -152,7 +148,7 @@ def test_a_stream_without_news_says_that_it_lives() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rows", "looks"])
-def test_news_that_a_stream_does_not_tell_is_silence_to_its_reader(kind: str) -> None:
+def test_changes_without_events_do_not_delay_keep_alive_comments(kind: str) -> None:
     """A row takes its time, or a whole image: a proxy would take the connection for dead."""
     generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
     generation.started = generation.clock()  # what waits is told more often

@@ -25,7 +25,7 @@ async def clients(*callers: str) -> AsyncIterator[list[WaitingClient]]:
         gone.cancel()
 
 
-def test_a_pool_has_no_more_waiting_than_it_may_and_room_for_whoever_has_none() -> None:
+def test_the_queue_is_limited_and_reserves_room_for_new_callers() -> None:
     go_on, pool = threading.Event(), FairThreadPool(2, 8, "full")
 
     async def ask() -> None:
@@ -52,7 +52,7 @@ def test_a_pool_has_no_more_waiting_than_it_may_and_room_for_whoever_has_none() 
     asyncio.run(ask())
 
 
-def test_callers_take_turns_in_a_pool() -> None:
+def test_callers_take_turns() -> None:
     go_on, pool = threading.Event(), FairThreadPool(1)
     done: list[str] = []
 
@@ -74,7 +74,7 @@ def test_callers_take_turns_in_a_pool() -> None:
     assert done == ["a0", "a1", "b0", "a2", "b1", "a3"]
 
 
-def test_who_leaves_a_pool_holds_nobody_up() -> None:
+def test_a_disconnected_client_does_not_block_the_pool() -> None:
     """Whether before its turn, at it, or in the middle of its work, which nothing can end."""
     go_on, pool = threading.Event(), FairThreadPool(1)
 
@@ -103,7 +103,7 @@ def test_who_leaves_a_pool_holds_nobody_up() -> None:
     asyncio.run(ask())
 
 
-def test_a_turn_that_comes_as_its_task_is_cancelled_is_another_s() -> None:
+def test_a_turn_granted_to_a_cancelled_task_is_handed_over() -> None:
     """It has been told, and has yet to leave the queue."""
     go_on, pool = threading.Event(), FairThreadPool(1)
 

@@ -64,7 +64,7 @@ def encoding(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threadin
     return held, go_on
 
 
-def test_a_reply_being_encoded_is_waited_for(
+def test_draining_waits_for_replies_being_encoded(
     encoding: tuple[threading.Event, threading.Event],
 ) -> None:
     held, go_on = encoding
@@ -80,7 +80,7 @@ def test_a_reply_being_encoded_is_waited_for(
         until(lambda: server.should_exit, "the end")
 
 
-def test_what_takes_longer_than_the_drain_is_told_so(
+def test_a_reply_that_outlasts_the_drain_is_503(
     encoding: tuple[threading.Event, threading.Event],
 ) -> None:
     held, go_on = encoding
@@ -94,7 +94,7 @@ def test_what_takes_longer_than_the_drain_is_told_so(
         assert "send the request again" in reply.text
 
 
-def test_what_is_cut_off_within_its_reply_is_not_answered_twice() -> None:
+def test_a_request_cancelled_within_its_reply_is_not_answered_twice() -> None:
     sent: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +112,7 @@ def test_what_is_cut_off_within_its_reply_is_not_answered_twice() -> None:
     assert [message["type"] for message in sent] == ["http.response.start"]
 
 
-def test_who_can_draw_no_more_ends_the_process() -> None:
+def test_a_broken_engine_ends_the_process() -> None:
     """By uvicorn's tick, or where Ray Serve asks after the frontend's health."""
     app_state, app = build(decoders={"grey": FakeDecoder(GREY, 2)})
     with listening(app, lambda: app_state.ready):

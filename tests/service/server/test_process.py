@@ -29,7 +29,7 @@ def shared(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             server.ended()
 
 
-def test_models_come_from_the_folder_and_draw(shared: Running) -> None:
+def test_models_are_loaded_from_the_folder(shared: Running) -> None:
     names = [m["id"] for m in shared.client.get("/v1/models").json()["data"]]
     assert names == ["tiny", "slow"]  # the default, of the fewest steps, first
     body = {"model": "tiny", "n": 2, "seed": 3}
@@ -76,7 +76,7 @@ def test_a_thousand_requests_at_once_end_in_200_or_429(shared: Running) -> None:
     assert shared.client.post("/v1/samples", json={"model": "tiny"}).status_code == 200
 
 
-def test_clients_that_leave_free_their_slots(shared: Running) -> None:
+def test_disconnected_clients_free_their_slots(shared: Running) -> None:
     async def leave(stream: bool) -> None:
         body = {"model": "slow", "n": 20, "stream": stream}
         async with httpx.AsyncClient(base_url=shared.url, timeout=60) as client:
@@ -104,7 +104,7 @@ def test_clients_that_leave_free_their_slots(shared: Running) -> None:
     until(shared.idle, "free slots")
 
 
-def test_a_hundred_megabytes_over_the_wire(shared: Running) -> None:
+def test_an_upload_of_a_hundred_megabytes_is_refused(shared: Running) -> None:
     def parts() -> Iterator[bytes]:
         for _ in range(100):
             yield b"x" * 1_000_000
@@ -117,7 +117,7 @@ def test_a_hundred_megabytes_over_the_wire(shared: Running) -> None:
     assert shared.client.post("/v1/samples", json={"model": "tiny"}).status_code == 200
 
 
-def test_connections_that_are_no_http_do_no_harm(shared: Running) -> None:
+def test_connections_without_http_do_no_harm(shared: Running) -> None:
     cut_short = b"POST /v1/samples HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"
     endless = b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000
     for junk in (b"\0\xff" * 100, b"GET", cut_short, endless):

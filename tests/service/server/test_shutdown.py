@@ -18,7 +18,7 @@ from tests.service.server.server_process import COMMAND, environment, serving
 from tests.sse_client import parse_sse
 
 
-def test_sigterm_finishes_what_runs_then_exits_0(weights: Path, tmp_path: Path) -> None:
+def test_sigterm_finishes_running_images_and_exits_0(weights: Path, tmp_path: Path) -> None:
     with (
         serving(weights, tmp_path / "log", drain_seconds=60) as server,
         ThreadPoolExecutor(2) as pool,
@@ -54,7 +54,9 @@ def test_sigterm_finishes_what_runs_then_exits_0(weights: Path, tmp_path: Path) 
     assert "cut off" not in log
 
 
-def test_sigterm_cuts_off_what_takes_too_long_and_exits_0(weights: Path, tmp_path: Path) -> None:
+def test_sigterm_cancels_images_that_take_too_long_and_exits_0(
+    weights: Path, tmp_path: Path
+) -> None:
     with (
         serving(weights, tmp_path / "log", drain_seconds=0.3) as server,
         ThreadPoolExecutor(2) as pool,
@@ -78,7 +80,7 @@ def test_sigterm_cuts_off_what_takes_too_long_and_exits_0(weights: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("hangups")
-def test_a_second_signal_cuts_off_what_still_runs(weights: Path, tmp_path: Path) -> None:
+def test_a_second_signal_cancels_running_images(weights: Path, tmp_path: Path) -> None:
     with (
         serving(weights, tmp_path / "log", drain_seconds=3600) as server,
         server.client.stream(
@@ -95,7 +97,7 @@ def test_a_second_signal_cuts_off_what_still_runs(weights: Path, tmp_path: Path)
         server.ended()
 
 
-def test_sigterm_ends_what_still_compiles(weights: Path, tmp_path: Path) -> None:
+def test_sigterm_ends_a_server_that_compiles(weights: Path, tmp_path: Path) -> None:
     """Or the container's grace would pass, and SIGKILL end it."""
     slow, log = tmp_path / "c++", tmp_path / "log"
     slow.write_text("#!/bin/sh\ntouch $0.began\nexec sleep 600\n")

@@ -19,7 +19,7 @@ from scanline.service.settings import Settings
 from tests.service.server.server_process import COMMAND, environment, serving
 
 
-def test_port_0_takes_a_free_one_and_names_it(weights: Path) -> None:
+def test_port_0_chooses_a_free_port_and_logs_it(weights: Path) -> None:
     with subprocess.Popen(
         [*COMMAND, "--port", "0"],
         env=environment(weights, backend="reference"),
@@ -40,7 +40,7 @@ def test_port_0_takes_a_free_one_and_names_it(weights: Path) -> None:
 
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("which", ["SIGTERM", "SIGHUP"])
-def test_one_that_is_told_to_end_as_it_starts_does(which: str) -> None:
+def test_a_signal_during_startup_ends_the_server(which: str) -> None:
     """The first process of a container would not hear of it, and be killed a while later."""
     code = f"""
 import os, signal, time
@@ -55,7 +55,7 @@ main(["serve"])
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_why_a_server_ends_is_logged_as_all_else(tmp_path: Path) -> None:
+def test_a_fatal_error_is_logged_in_the_chosen_format(tmp_path: Path) -> None:
     absent = environment(tmp_path / "absent", log_format="json")
     done = subprocess.run(COMMAND, env=absent, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -82,7 +82,7 @@ def fails(folder: Path, *arguments: str, **settings: object) -> str:
     return ended.stderr
 
 
-def test_open_files_bound_the_connections(weights: Path, tmp_path: Path) -> None:
+def test_the_limit_on_open_files_limits_connections(weights: Path, tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     limited = ["sh", "-c", 'ulimit -n 200 && exec "$0" "$@"', *COMMAND]
     with serving(weights, tmp_path / "log", limited) as server, contextlib.ExitStack() as stack:
@@ -97,7 +97,7 @@ def test_open_files_bound_the_connections(weights: Path, tmp_path: Path) -> None
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
 
 
-def test_where_any_number_of_files_may_be_open_it_stays_so(
+def test_an_unlimited_number_of_open_files_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     any_number, told = resource.RLIM_INFINITY, list[object]()
@@ -106,7 +106,7 @@ def test_where_any_number_of_files_may_be_open_it_stays_so(
     assert (raise_file_limit(10_000, 2**20), told) == (10_000, [])
 
 
-def test_a_port_in_use_is_one_error_and_nothing_is_ever_ready(weights: Path) -> None:
+def test_a_port_in_use_stops_the_server_before_models_load(weights: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         said = fails(weights, "--port", port, backend="reference")
@@ -117,7 +117,7 @@ def test_a_port_in_use_is_one_error_and_nothing_is_ever_ready(weights: Path) -> 
         bind_sockets(["203.0.113.7"], 0)
 
 
-def test_a_server_listens_on_every_address_that_is_there_at_one_port() -> None:
+def test_a_server_listens_on_all_existing_addresses_with_one_port() -> None:
     hosts = Settings(host="127.0.0.1, 203.0.113.7,127.0.0.2,").hosts
     with contextlib.ExitStack() as stack:
         found = [stack.enter_context(one) for one in bind_sockets(hosts, 0)]
@@ -129,7 +129,7 @@ def test_a_server_listens_on_every_address_that_is_there_at_one_port() -> None:
         assert len(found) == 1
 
 
-def test_a_backend_that_cannot_run_ends_the_server_in_words(
+def test_an_unsupported_backend_stops_the_server_with_an_error(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -29,7 +29,7 @@ def card_of(client: httpx.Client, query: str) -> str | None:
 
 
 @pytest.mark.parametrize("n", [1, 9])
-def test_a_links_page_names_its_picture(client: httpx.Client, n: int) -> None:
+def test_a_shared_link_names_its_preview(client: httpx.Client, n: int) -> None:
     address = card_of(client, f"model=grey&n={n}&seed=5&label=one&temperature=0.5&by=label")
     assert address is not None
     assert address.startswith(f"{client.base_url}/card.png?".replace("//card", "/card"))
@@ -49,7 +49,7 @@ def test_a_links_page_names_its_picture(client: httpx.Client, n: int) -> None:
     assert np.array_equal(first, drawn)
 
 
-def test_a_picture_asked_for_again_is_not_drawn_again() -> None:
+def test_a_repeated_preview_is_not_drawn_again() -> None:
     decoder, steps = FakeDecoder(GREY, 8), list[int]()
     decoder.before_step = lambda slots: steps.append(len(slots))
     _, app = build({"max_images": 2, "max_waiting": 2}, {"grey": decoder})
@@ -64,7 +64,7 @@ def test_a_picture_asked_for_again_is_not_drawn_again() -> None:
         assert here.get("/card.png?seed=6&n=9").headers["etag"] != tag
 
 
-def test_a_page_of_no_drawing_names_none(client: httpx.Client) -> None:
+def test_a_link_without_a_valid_seed_has_no_preview(client: httpx.Client) -> None:
     assert card_of(client, "") is None
     assert card_of(client, "n=3") is None
     for seed in (2**53, "-1", "x", "9" * 5000, "٣"):  # which the page would not draw
@@ -72,7 +72,7 @@ def test_a_page_of_no_drawing_names_none(client: httpx.Client) -> None:
     assert card_of(client, f"seed={2**53 - 1}") is not None
 
 
-def test_nothing_of_a_link_gets_out_of_its_tag(client: httpx.Client) -> None:
+def test_links_are_escaped_in_html(client: httpx.Client) -> None:
     page = client.get("/", params={"seed": '"><script>', "x": '"><b>'}).text
     assert '"><script>' not in page
     assert '"><b>' not in page
@@ -83,12 +83,12 @@ def test_nothing_of_a_link_gets_out_of_its_tag(client: httpx.Client) -> None:
     [("", 400), ("seed=-1", 400), ("seed=x", 400), ("seed=1&model=none", 404),
      ("seed=1&label=nothing", 400), ("seed=1&top_p=7", 400), ("seed=1&temperature=nan", 400)],
 )  # fmt: skip
-def test_what_cannot_be_drawn_is_refused(client: httpx.Client, query: str, status: int) -> None:
+def test_invalid_previews_are_refused(client: httpx.Client, query: str, status: int) -> None:
     reply = client.get(f"/card.png?{query}")
     check_error(reply, status)
 
 
-def test_a_server_with_a_key_gives_no_pictures_away() -> None:
+def test_a_server_with_an_api_key_has_no_previews() -> None:
     _, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 8)})
     with talking_to(app) as here:
         assert card_of(here, "seed=5") is None

@@ -23,7 +23,7 @@ def client() -> Iterator[httpx.Client]:
 @pytest.mark.parametrize(
     "path", ["/", "/docs", "/livez", "/static/app.js", "/v1/models", "/nothing", "/docs/static/x"]
 )
-def test_every_reply_says_not_to_guess_or_tell_or_keep(client: httpx.Client, path: str) -> None:
+def test_every_reply_has_the_security_headers(client: httpx.Client, path: str) -> None:
     reply = client.get(path)
     assert reply.headers["x-content-type-options"] == "nosniff"
     assert reply.headers["referrer-policy"] == "no-referrer"
@@ -32,7 +32,7 @@ def test_every_reply_says_not_to_guess_or_tell_or_keep(client: httpx.Client, pat
     assert reply.headers["cache-control"] == ("no-cache" if asked_again else "no-store")
 
 
-def test_the_docs_run_their_own_scripts_alone(client: httpx.Client) -> None:
+def test_the_docs_allow_their_own_scripts_only(client: httpx.Client) -> None:
     reply = client.get("/docs")
     policy = reply.headers["content-security-policy"]
     (script,) = re.findall("<script>(.*?)</script>", reply.text, re.DOTALL)
@@ -46,7 +46,7 @@ def test_the_docs_run_their_own_scripts_alone(client: httpx.Client) -> None:
         assert client.get(source).status_code == 200, source
 
 
-def test_pages_are_framed_only_where_the_setting_says() -> None:
+def test_frame_ancestors_follow_the_setting() -> None:
     origins = "https://huggingface.co, 'self'"
     app_state, app = build({"frame_ancestors": origins})
     with listening(app, lambda: app_state.ready) as url:
@@ -55,7 +55,7 @@ def test_pages_are_framed_only_where_the_setting_says() -> None:
             assert policy.endswith("frame-ancestors https://huggingface.co 'self'")
 
 
-def test_static_files_are_compressed_for_who_takes_it(client: httpx.Client) -> None:
+def test_static_files_are_compressed_if_accepted(client: httpx.Client) -> None:
     docs = "/docs/static/swagger-ui-bundle.js"
     for path in ("/", "/static/app.js", "/static/style.css", "/static/icon.svg", docs):
         plain = client.get(path, headers={"Accept-Encoding": "identity"})
@@ -73,7 +73,7 @@ def test_static_files_are_compressed_for_who_takes_it(client: httpx.Client) -> N
             assert "content-encoding" not in refused.headers, never
 
 
-def test_nobody_is_redirected_to_a_host_they_named(client: httpx.Client) -> None:
+def test_there_are_no_redirects_to_the_host_header(client: httpx.Client) -> None:
     headers = {"Host": "evil.example", "Authorization": "Bearer secret"}
     reply = client.get("/v1/models/", headers=headers)
     check_error(reply, 404)

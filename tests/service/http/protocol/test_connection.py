@@ -67,7 +67,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("what", ENDLESS)
-def test_what_never_ends_before_a_body_is_refused(patient: httpx.Client, what: str) -> None:
+def test_endless_headers_and_trailers_are_refused(patient: httpx.Client, what: str) -> None:
     first, again, status, code = ENDLESS[what]
     with dial(patient) as connection:
         check_refusal(send_until_refused(connection, first, again, 2_000_000), status, code)
@@ -80,13 +80,13 @@ def test_what_never_ends_before_a_body_is_refused(patient: httpx.Client, what: s
      b"CONNECT here:80 HTTP/1.1\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n",
      b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", CHUNKED + b"no number\r\n"],
 )  # fmt: skip
-def test_what_is_no_http_gets_the_usual_error(patient: httpx.Client, junk: bytes) -> None:
+def test_malformed_http_gets_a_json_error(patient: httpx.Client, junk: bytes) -> None:
     with dial(patient) as connection:
         connection.sendall(junk)
         check_refusal(read_all(connection), 400, "malformed")
 
 
-def test_a_refusal_is_counted_and_logged(
+def test_a_rejection_is_counted_and_logged(
     patient: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     def counted() -> list[float]:
@@ -106,12 +106,12 @@ def test_a_refusal_is_counted_and_logged(
     assert "414 the URL exceeds 8,192 bytes" in caplog.text
 
 
-def test_large_heads_within_the_bounds_pass(patient: httpx.Client) -> None:
+def test_large_headers_within_the_limits_are_accepted(patient: httpx.Client) -> None:
     headers = {f"X-{j}": "b" * 200 for j in range(90)}
     assert patient.get("/livez?" + "a" * 8000, headers=headers).status_code == 200
 
 
-def test_trailers_are_no_headers(patient: httpx.Client) -> None:
+def test_trailers_are_ignored(patient: httpx.Client) -> None:
     with dial(patient) as connection:
         chunk = b"%x\r\n%s\r\n" % (len(BODY), BODY)
         connection.sendall(CHUNKED + chunk + b"0\r\nAccept: image/png\r\nConnection: close\r\n\r\n")
@@ -120,7 +120,7 @@ def test_trailers_are_no_headers(patient: httpx.Client) -> None:
         assert b"content-type: application/json" in head
 
 
-def test_pipelined_and_upgraded_requests_are_answered_in_turn(patient: httpx.Client) -> None:
+def test_pipelined_and_upgraded_requests_are_answered_in_order(patient: httpx.Client) -> None:
     h2c = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
     last = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     with dial(patient) as connection:
@@ -130,7 +130,7 @@ def test_pipelined_and_upgraded_requests_are_answered_in_turn(patient: httpx.Cli
     assert raw.count(b'"object":"generation"') == 2
 
 
-def test_http_1_0_gets_its_reply_without_chunks(patient: httpx.Client) -> None:
+def test_http_1_0_replies_are_not_chunked(patient: httpx.Client) -> None:
     body = b'{"seed": 1, "stream": true}'
     head = (HEAD + b"Content-Length: %d\r\n\r\n" % len(body)).replace(b"HTTP/1.1", b"HTTP/1.0")
     with dial(patient) as connection:
@@ -145,13 +145,13 @@ def test_http_1_0_gets_its_reply_without_chunks(patient: httpx.Client) -> None:
     assert content == b"ok\n"
 
 
-def test_a_flood_of_pipelined_requests_is_cut_off(patient: httpx.Client) -> None:
+def test_a_flood_of_pipelined_requests_is_aborted(patient: httpx.Client) -> None:
     with dial(patient) as connection, contextlib.suppress(ConnectionResetError):
         assert send_until_refused(connection, b"", WHOLE * 100, 2_000_000).count(b"200 OK") < 200
     assert patient.get("/livez").status_code == 200
 
 
-def test_half_a_request_is_refused_in_time(quick: httpx.Client) -> None:
+def test_an_incomplete_request_times_out(quick: httpx.Client) -> None:
     for half in (b"G", b"GET /livez HTTP/1.1\r\nX-A", WHOLE[:-1], CHUNKED + b"5\r\n{"):
         with dial(quick) as connection:
             connection.sendall(half)
@@ -173,7 +173,7 @@ def test_half_a_request_is_refused_in_time(quick: httpx.Client) -> None:
         dripping.join()
 
 
-def test_one_that_stays_after_a_refusal_is_refused_once(
+def test_a_client_that_goes_on_after_a_rejection_is_rejected_once(
     quick: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = turned_away(quick, "late")
@@ -188,7 +188,7 @@ def test_one_that_stays_after_a_refusal_is_refused_once(
     assert [r.getMessage() for r in caplog.records if r.name == "asyncio"] == []
 
 
-def test_silent_connections_are_closed_in_time(quick: httpx.Client) -> None:
+def test_idle_connections_time_out(quick: httpx.Client) -> None:
     with dial(quick) as silent:
         assert read_all(silent) == b""
     with dial(quick) as idle:
@@ -203,7 +203,7 @@ def test_silent_connections_are_closed_in_time(quick: httpx.Client) -> None:
                     break
 
 
-def test_a_refused_body_that_goes_on_is_cut_off(quick: httpx.Client) -> None:
+def test_a_refused_body_that_goes_on_is_aborted(quick: httpx.Client) -> None:
     with dial(quick) as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
@@ -215,7 +215,7 @@ def test_a_refused_body_that_goes_on_is_cut_off(quick: httpx.Client) -> None:
                     break
 
 
-def test_a_client_that_does_not_read_is_cut_off(quick: httpx.Client) -> None:
+def test_a_client_that_does_not_read_is_aborted(quick: httpx.Client) -> None:
     before = turned_away(quick, "unread")
     with dial(quick) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -227,7 +227,7 @@ def test_a_client_that_does_not_read_is_cut_off(quick: httpx.Client) -> None:
 
 
 @pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the system cannot tell")
-def test_nothing_is_drawn_for_those_who_ask_and_go() -> None:
+def test_requests_of_disconnected_clients_are_dropped() -> None:
     app_state, app = build({}, {"fake": FakeDecoder(GREY, 8)})
     held, go_on = threading.Event(), threading.Event()
 
@@ -253,7 +253,7 @@ def test_nothing_is_drawn_for_those_who_ask_and_go() -> None:
         assert sum(map(float, kept)) == 1  # nothing was drawn, nor cancelled, for the others
 
 
-def test_silent_connections_make_room(caplog: pytest.LogCaptureFixture) -> None:
+def test_idle_connections_make_room(caplog: pytest.LogCaptureFixture) -> None:
     with (
         serve(max_connections=4) as client,
         caplog.at_level(logging.WARNING, "scanline.connections"),
@@ -273,9 +273,7 @@ def test_silent_connections_make_room(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("length", ["0" * 5000 + "2", "9" * 5000], ids=["small", "huge"])
-def test_a_length_of_thousands_of_digits_is_a_number_too(
-    patient: httpx.Client, length: str
-) -> None:
+def test_content_length_of_thousands_of_digits_is_valid(patient: httpx.Client, length: str) -> None:
     head = f"POST /v1/samples HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}"
     with dial(patient) as connection:
         connection.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n{{}}".encode())

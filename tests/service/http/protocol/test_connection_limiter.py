@@ -24,9 +24,7 @@ from tests.fake_transport import GET, LIMITS, FakeServer, FakeTransport, reply, 
     [(5 * MIN_READ_BYTES, 2), (10 * MIN_READ_BYTES - 1, 1)],
     ids=["half", "a byte"],
 )
-def test_one_that_stops_reading_or_reads_a_byte_at_a_time_is_cut_off(
-    left: int, seconds: int
-) -> None:
+def test_a_client_that_reads_too_slowly_is_aborted(left: int, seconds: int) -> None:
     async def read_some() -> None:
         server = FakeServer(think)
         connection, transport = server.enter()
@@ -45,7 +43,7 @@ def test_one_that_stops_reading_or_reads_a_byte_at_a_time_is_cut_off(
     run_skipping(read_some())
 
 
-def test_who_leaves_with_a_second_request_sent_is_missed_by_the_first() -> None:
+def test_a_disconnect_reaches_the_first_of_two_pipelined_requests() -> None:
     async def ask_twice_and_leave() -> None:
         told: list[str] = []
 
@@ -71,7 +69,7 @@ def test_who_leaves_with_a_second_request_sent_is_missed_by_the_first() -> None:
     run_skipping(ask_twice_and_leave())
 
 
-def test_who_has_left_with_a_reply_unread_is_not_cut_off_later() -> None:
+def test_a_disconnect_stops_the_write_timeout() -> None:
     async def leave() -> None:
         server = FakeServer(reply)
         connection, transport = server.enter()
@@ -84,7 +82,7 @@ def test_who_has_left_with_a_reply_unread_is_not_cut_off_later() -> None:
     run_skipping(leave())
 
 
-def test_who_has_left_with_a_request_queued_is_looked_for_no_more(
+def test_a_disconnect_stops_the_peer_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[BoundedHttpProtocol] = []
@@ -107,7 +105,7 @@ def test_who_has_left_with_a_request_queued_is_looked_for_no_more(
     run_skipping(leave())
 
 
-def test_of_replies_that_nobody_reads_the_oldest_are_dropped(
+def test_unread_replies_are_limited_in_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection_limiter, "MAX_UNSENT_BYTES", 1000)
@@ -141,7 +139,7 @@ def test_of_replies_that_nobody_reads_the_oldest_are_dropped(
     run_skipping(ask_and_read_nothing())
 
 
-def test_of_many_that_come_at_once_each_takes_the_place_of_another() -> None:
+def test_each_of_many_new_connections_replaces_another() -> None:
     """Though none of those cut off is seen to have gone yet."""
 
     async def come() -> None:
@@ -153,7 +151,7 @@ def test_of_many_that_come_at_once_each_takes_the_place_of_another() -> None:
     run_skipping(come())
 
 
-def test_where_all_are_busy_one_of_the_client_that_has_the_most_makes_room() -> None:
+def test_the_client_with_the_most_connections_makes_room() -> None:
     """The newest of them, and for a client that then has no more than they."""
 
     async def come() -> None:
@@ -184,7 +182,7 @@ def test_where_all_are_busy_one_of_the_client_that_has_the_most_makes_room() -> 
     run_skipping(come())
 
 
-def test_one_that_was_answered_before_its_body_ended_may_not_idle_for_ever() -> None:
+def test_a_connection_answered_before_its_body_ended_times_out() -> None:
     async def idle() -> None:
         server = FakeServer(reply)
         connection, transport = server.enter()
@@ -200,7 +198,7 @@ def test_one_that_was_answered_before_its_body_ended_may_not_idle_for_ever() -> 
     run_skipping(idle())
 
 
-def test_one_that_has_its_answer_makes_room() -> None:
+def test_an_answered_connection_makes_room() -> None:
     async def idle() -> None:
         server = FakeServer(reply, ConnectionLimits(connections=1))
         first, transport = server.enter()
@@ -213,7 +211,7 @@ def test_one_that_has_its_answer_makes_room() -> None:
     run_skipping(idle())
 
 
-def test_one_that_was_refused_makes_room() -> None:
+def test_a_rejected_connection_makes_room() -> None:
     """Behind a request that is being worked on, and now for nobody."""
 
     async def refuse() -> None:
@@ -228,7 +226,7 @@ def test_one_that_was_refused_makes_room() -> None:
     run_skipping(refuse())
 
 
-def test_so_many_requests_may_be_sent_before_the_first_is_answered_and_no_more() -> None:
+def test_pipelined_requests_are_limited() -> None:
     async def hurry() -> None:
         connection, transport = FakeServer(think).enter()
         connection.data_received(GET * (1 + MAX_PIPELINED))
@@ -240,7 +238,7 @@ def test_so_many_requests_may_be_sent_before_the_first_is_answered_and_no_more()
     run_skipping(hurry())
 
 
-def test_the_body_of_a_request_in_the_queue_is_not_late() -> None:
+def test_the_body_of_a_queued_request_does_not_time_out() -> None:
     async def queue() -> None:
         connection, transport = FakeServer(think, LIMITS).enter()
         connection.data_received(GET)
@@ -253,7 +251,7 @@ def test_the_body_of_a_request_in_the_queue_is_not_late() -> None:
     run_skipping(queue())
 
 
-def test_the_application_hears_at_once_that_its_client_was_refused() -> None:
+def test_a_rejection_disconnects_the_application_at_once() -> None:
     heard: list[str] = []
 
     async def listen(scope: Scope, receive: Receive, send: Send) -> None:
@@ -270,7 +268,7 @@ def test_the_application_hears_at_once_that_its_client_was_refused() -> None:
     run_skipping(break_off())
 
 
-def test_one_that_was_answered_before_its_body_ended_makes_room_all_the_same() -> None:
+def test_a_connection_answered_before_its_body_ended_makes_room() -> None:
     async def go_on() -> None:
         server = FakeServer(reply, ConnectionLimits(connections=1))
         first, transport = server.enter()
@@ -284,7 +282,7 @@ def test_one_that_was_answered_before_its_body_ended_makes_room_all_the_same() -
     run_skipping(go_on())
 
 
-def test_refused_ones_that_have_not_gone_yet_make_no_room() -> None:
+def test_lingering_connections_make_no_room() -> None:
     async def come() -> None:
         server = FakeServer(think, ConnectionLimits(connections=2))
         for _ in range(2):
@@ -296,7 +294,7 @@ def test_refused_ones_that_have_not_gone_yet_make_no_room() -> None:
     run_skipping(come())
 
 
-def test_refused_ones_that_have_gone_make_no_room_either() -> None:
+def test_closed_lingering_connections_make_no_room() -> None:
     async def come() -> None:
         server = FakeServer(think, ConnectionLimits(connections=1))
         server.enter("10.0.0.1")[0].data_received(GET)

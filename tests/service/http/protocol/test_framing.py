@@ -13,7 +13,7 @@ from tests.fake_transport import GET, FakeServer, reply
 
 
 @pytest.mark.parametrize(("more", "status"), [(0, b"204"), (1, b"431")], ids=["all", "one more"])
-def test_a_head_may_have_so_many_headers_and_no_more(more: int, status: bytes) -> None:
+def test_the_number_of_headers_is_limited(more: int, status: bytes) -> None:
     async def ask() -> None:
         connection, transport = FakeServer(reply).enter()
         others = b"X-A: b\r\n" * (MAX_HEADERS - 1 + more)
@@ -45,7 +45,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     ],
     ids=["whole", "chunked"],
 )
-def test_a_body_behind_an_upgrade_is_a_body_and_no_request(
+def test_a_body_after_an_upgrade_offer_is_not_parsed_as_a_request(
     length: str, body: bytes, at_once: int
 ) -> None:
     """As Java's client sends every one: it offers HTTP/2."""
@@ -67,7 +67,7 @@ def test_a_body_behind_an_upgrade_is_a_body_and_no_request(
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_a_body_behind_an_upgrade_is_read_of_one_who_will_go(version: str) -> None:
+def test_a_body_after_an_upgrade_offer_with_connection_close(version: str) -> None:
     upgrade = "Connection: close, Upgrade\r\nUpgrade: h2c"
     head = f"PUT /a HTTP/{version}\r\nHost: x\r\n{upgrade}\r\nContent-Length: {len(GET)}\r\n\r\n"
 
@@ -96,7 +96,7 @@ def test_a_body_behind_an_upgrade_is_read_of_one_who_will_go(version: str) -> No
         ("PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0", 501),
     ],
 )
-def test_heads_are_those_of_rfc_9112(head: str, status: int) -> None:
+def test_headers_follow_rfc_9112(head: str, status: int) -> None:
     async def ask() -> None:
         connection, transport = FakeServer(reply).enter()
         connection.data_received(f"{head}\r\n\r\n".encode())

@@ -47,7 +47,7 @@ def dialled(app_state: AppState, app: FastAPI) -> Iterator[socket.socket]:
 
 @pytest.mark.parametrize("closes", [b"", b"Connection: close\r\n"])
 @pytest.mark.parametrize("announced", [True, False])
-def test_who_sends_too_much_reads_that_it_is_too_much(announced: bool, closes: bytes) -> None:
+def test_a_client_that_sends_too_much_can_read_its_error(announced: bool, closes: bytes) -> None:
     """A connection closed with bytes unread is reset, and what was written is lost with it."""
     body, size = b" " * 2**16, 2**22
     if announced:
@@ -62,7 +62,7 @@ def test_who_sends_too_much_reads_that_it_is_too_much(announced: bool, closes: b
                 check_refusal(read_all(connection), 413, "too_large")
 
 
-def test_who_sends_on_for_too_long_is_told_once_and_not_counted_as_late() -> None:
+def test_a_client_that_sends_on_gets_one_error_and_is_not_counted_as_late() -> None:
     body = b"Connection: close\r\nContent-Length: 9999999\r\n\r\n" + b" " * 2**16
     with serve(max_json=1024, header_seconds=0.5) as client:
         with dial(client) as connection:
@@ -74,7 +74,7 @@ def test_who_sends_on_for_too_long_is_told_once_and_not_counted_as_late() -> Non
         assert turned_away(client, "late") == 0
 
 
-def test_one_connection_too_many_is_refused_in_words(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_over_the_limit_gets_a_json_error(caplog: pytest.LogCaptureFixture) -> None:
     decoder = FakeDecoder(GREY, 8)
     go_on = threading.Event()
     decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
@@ -102,7 +102,7 @@ def test_one_connection_too_many_is_refused_in_words(caplog: pytest.LogCaptureFi
     assert "all 2 connections are taken: a new one is refused" in caplog.text
 
 
-def test_who_ends_their_request_during_the_reply_has_all_of_it() -> None:
+def test_a_request_that_ends_during_its_reply_gets_all_of_it() -> None:
     app_state, app = build()
     piece, waits = b"x" * 2**24, threading.Event()  # more than a socket holds
 
@@ -125,7 +125,7 @@ def test_who_ends_their_request_during_the_reply_has_all_of_it() -> None:
     assert len(reply.partition(b"\r\n\r\n")[2]) == 2 * len(piece)
 
 
-def test_who_has_begun_to_read_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_closed_connection_gets_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that closes its own side behind its requests, as ``nc -N`` does."""
     monkeypatch.setattr(connections, "PEER_CHECK_SECONDS", 0.02)
     app_state, app = build()
@@ -151,7 +151,7 @@ def test_who_has_begun_to_read_is_not_taken_for_gone(monkeypatch: pytest.MonkeyP
         assert b"\r\n\r\nfirstlast" in read_all(connection)
 
 
-def test_few_of_the_refused_are_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lingering_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "LINGER_SECONDS", 3600.0)
     monkeypatch.setattr(connection_limiter, "MAX_LINGERING", 2)
     decoder, go_on = FakeDecoder(GREY, 8), threading.Event()
@@ -179,7 +179,7 @@ def test_few_of_the_refused_are_heard_out(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the system cannot tell")
-def test_who_goes_with_a_request_queued_is_drawn_for_no_more(
+def test_a_disconnect_with_a_queued_request_cancels_the_generation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "PEER_CHECK_SECONDS", 0.02)
@@ -199,7 +199,7 @@ def test_who_goes_with_a_request_queued_is_drawn_for_no_more(
     assert sum(map(float, ended)) == 1
 
 
-def test_nothing_is_drawn_once_nobody_can_be_told() -> None:
+def test_a_failed_server_cancels_generations_of_other_models() -> None:
     """As where one model can draw no more, and the process ends: what others draw is for nobody."""
     decoder = FakeDecoder(GREY, 1)
     decoder.before_step = lambda slots: time.sleep(0.02)
