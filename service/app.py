@@ -71,7 +71,7 @@ def create_app(app_state: AppState, open_models: Callable[[], None]) -> FastAPI:
         title="Scanline", version=__version__, description=DESCRIPTION, lifespan=lifespan,
         docs_url=None, redoc_url=None, static_url=DOCS_STATIC,
         generate_unique_id_function=lambda route: route.name,
-        redirect_slashes=False,  # the redirect would use the Host header, whatever it says
+        redirect_slashes=False,  # a redirect would go to any Host that a client sends
     )  # fmt: skip
     app.state.scanline = app_state
     app.include_router(router)

@@ -212,7 +212,7 @@ def to_grid(images: Sequence[NDArray[np.uint8]], config: ModelConfig, scale: int
     Args:
         images: Values of each image, uint8 ``[T, C]``.
         config: The model's configuration.
-        scale: Factor by which each pixel is enlarged.
+        scale: Enlargement of each pixel.
     """
     columns = math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / columns)

@@ -36,7 +36,7 @@ ReplicaMetrics = Callable[[], Mapping[str, Sequence[Metric]]]  # by the name of 
 
 
 class Metrics:
-    """All metrics of one server, in a registry of their own.
+    """Metrics of one server, in their own registry.
 
     Args:
         engines: Function that returns the engines by model, whose gauges are read at each scrape.
@@ -203,7 +203,7 @@ class ModelMetrics:
 
 
 class _Labelled(Collector):
-    """Collector that replaces a server's decoder metrics by those of its replicas."""
+    """Collector that shows the replicas' decoder metrics instead of the server's."""
 
     def __init__(self, whole: Collector, replicas: Sequence[ReplicaMetrics]) -> None:
         self._whole, self._replicas = whole, replicas

@@ -31,7 +31,7 @@ from scanline.service.state import AppState, EngineFactory, open_engine
 
 log = logging.getLogger("scanline.server")
 
-OTHER_FILES = 128  # open files besides connections and uploads: libraries, checkpoints, …
+OTHER_FILES = 128  # open files other than connections and uploads: libraries, checkpoints, …
 SPOOLED_BYTES = 2**20  # an upload of at least this size is kept in a temporary file
 FLUSH_SECONDS = 5  # for the last bytes of open streams, once all images are drawn
 

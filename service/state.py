@@ -27,7 +27,7 @@ from scanline.service.settings import Settings
 log = logging.getLogger("scanline.server")
 
 MAX_SPARE_SLOTS = 64  # for small requests while large ones occupy all other slots
-JSON_BYTES = 65_536  # of a JSON body, besides the values of an image in it
+JSON_BYTES = 65_536  # of a JSON body, without the values of an image in it
 VALUE_BYTES = 6  # of one value of an image in JSON, with a comma and one or two blanks
 LARGE_IMAGE = 2**18  # pixels; a larger image takes tens of milliseconds to encode
 
@@ -46,7 +46,7 @@ class LoadedModel:
 
     @property
     def fingerprint(self) -> str:
-        """Everything that an image depends on besides the request: program, machine and weights.
+        """Program, machine and weights, on which an image depends in addition to the request.
 
         A cluster's replicas, and so the kind of machine, may change later.
         """

@@ -1,4 +1,4 @@
-"""A server's connections without a socket, and a client's end of each."""
+"""Connections without sockets: a fake asyncio transport and server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class FakeTransport(asyncio.Transport):
-    """A client's end: what it was sent, how much of it is unread, and whether it was cut off."""
+    """Transport that records sent bytes, unread bytes and whether it was aborted."""
 
     def __init__(self, address: str = "") -> None:
         super().__init__({"peername": (address, 1)} if address else None)
@@ -51,35 +51,35 @@ class FakeTransport(asyncio.Transport):
 
 
 class FakeServer:
-    """A server's connections, each with its transport."""
+    """Server without sockets."""
 
-    def __init__(self, app: App, bounds: ConnectionLimits = LIMITS) -> None:
-        self.away = Counter("away", "Away.", ["reason"], registry=None)
+    def __init__(self, app: App, limits: ConnectionLimits = LIMITS) -> None:
+        self.closed = Counter("closed", "Closed.", ["reason"], registry=None)
         replies = Counter("replies", "Replies.", ["route", "method", "status"], registry=None)
         refusals = Counter("refusals", "Refusals.", ["code"], registry=None)
-        self.limiter = ConnectionLimiter(bounds, self.away, replies, refusals)
+        self.limiter = ConnectionLimiter(limits, self.closed, replies, refusals)
         self._config = uvicorn.Config(app, log_config=None, ws="none", lifespan="off")
         self._state = ServerState()
 
     def enter(self, address: str = "") -> tuple[BoundedHttpProtocol, FakeTransport]:
-        """Let another client in."""
+        """Connect another client."""
         loop, transport = asyncio.get_running_loop(), FakeTransport(address)
         connection = BoundedHttpProtocol(self._config, self._state, {}, loop, limiter=self.limiter)
         connection.connection_made(transport)
         return connection, transport
 
     def turned_away(self, reason: str) -> float:
-        return float(self.away.labels(reason)._value.get())
+        return float(self.closed.labels(reason)._value.get())
 
 
 async def reply(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once, whatever the body."""
+    """Reply at once, without reading the body."""
     headers = [(b"content-length", b"0")]
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body"})
 
 
 async def think(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer after a long time."""
+    """Reply after 100 s."""
     await asyncio.sleep(100)
     await reply(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Clients that write to their connection themselves, and what they are told."""
+"""Clients over raw sockets, and checks of their replies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def dial(client: httpx.Client) -> socket.socket:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Read until the server closes."""
+    """Read until the server closes the connection."""
     parts = []
     while part := connection.recv(65536):
         parts.append(part)
@@ -41,7 +41,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def check_refusal(raw: bytes, status: int, code: str) -> None:
-    """Check that a raw reply is one error in the usual shape, on a connection then closed."""
+    """Check that a raw reply is a single JSON error that closes the connection."""
     head, _, body = raw.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}

@@ -1,4 +1,4 @@
-"""Servers in a process of their own."""
+"""Server processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHIPPED_WEIGHTS = ("--models", "mnist")
 
 
 def free_port() -> int:
-    """Give a port of the loopback that nothing listens at just now."""
+    """Return a free port of the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
@@ -27,13 +27,13 @@ def free_port() -> int:
 def wait_ready(
     url: str,
     process: subprocess.Popen[bytes],
-    said: Callable[[], str] = lambda: "",
+    output: Callable[[], str] = lambda: "",
 ) -> None:
-    """Wait until a server answers that it is ready; fails, with what it said, where it does not."""
+    """Wait until a server is ready; fail with its output if it is not."""
     deadline = time.monotonic() + 120
     while True:
-        assert process.poll() is None, f"the server ended: {said()}"
-        assert time.monotonic() < deadline, f"the server is not ready: {said()}"
+        assert process.poll() is None, f"the server ended: {output()}"
+        assert time.monotonic() < deadline, f"the server is not ready: {output()}"
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{url}/readyz").status_code == 200:
                 return
@@ -41,10 +41,10 @@ def wait_ready(
 
 
 def memory(pid: int) -> float:
-    """Give the memory now, in MB, of a process and of all that it began."""
+    """Return the memory in MB of a process and all its children."""
     used, parents = dict[int, float](), dict[int, int]()
     for status in Path("/proc").glob("[0-9]*/status"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process may have ended
             said = dict(line.split(":", 1) for line in status.read_text().splitlines())
             used[int(said["Pid"])] = float(said.get("VmRSS", "0").split()[0]) / 1000
             parents[int(said["Pid"])] = int(said["PPid"])
@@ -56,7 +56,7 @@ def memory(pid: int) -> float:
 
 @contextlib.contextmanager
 def server_process(*options: str) -> Iterator[tuple[str, int]]:
-    """Serve the shipped mnist, or as told, in a process of its own: its address and number."""
+    """Serve the shipped mnist, or as the options say; yield the URL and the process id."""
     port = free_port()
     command = [sys.executable, "-m", "scanline.service", "serve", "--port", str(port)]
     environment = os.environ | {"SCANLINE_LOG_LEVEL": "error"}

@@ -1,4 +1,4 @@
-"""Streams of events as a client reads them: parsed strictly, and their pixels laid out."""
+"""Strict parser of event streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Event:
 
 
 def parse_sse(raw: bytes, complete: bool = True) -> list[Event]:
-    """Parse a stream by the letter of what this server promises; anything else is an error.
+    """Parse a stream, and fail on anything that the API does not document.
 
     Fields are ``event``, ``data`` (one line of JSON), ``id`` or a comment, each once and each
     followed by one space; a blank line ends an event. Unless ``complete``, a last part that was
@@ -48,7 +48,7 @@ def parse_sse(raw: bytes, complete: bool = True) -> list[Event]:
 
 
 def rebuild(events: Sequence[Event], config: ModelConfig) -> dict[int, NDArray[np.uint8]]:
-    """Lay a stream's pixels out as images; checks that each comes once, in order, whole."""
+    """Assemble images from a stream's pixels; check that each pixel comes once and in order."""
     drawn: dict[int, list[int]] = {}
     for event in events:
         if event.name != "pixels":

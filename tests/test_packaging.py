@@ -1,4 +1,4 @@
-"""What is installed: complete, and alone, whatever the names of the modules beside it."""
+"""Tests of the wheel and the source archive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CACHES = ("__pycache__", "*.pyc")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the project, as building writes beside the sources."""
+    """Copy the project, because building writes next to the sources."""
     folder = tmp_path_factory.mktemp("source")
     for path in ROOT.iterdir():
         if path.name in (*FOLDERS, ".ci", "docs"):
@@ -32,7 +32,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
-    """Run a command that must succeed and complain of nothing; gives what it said."""
+    """Run a command that must succeed without errors, and return its output."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=clean | environment, text=True,
@@ -47,7 +47,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 
 
 def page_in(service: Path) -> set[str]:
-    """Give the files of the page that lie below a folder."""
+    """Return the files of the page below a folder."""
     static = service / "web" / "static"
     return {str(path.relative_to(static)) for path in static.rglob("*.*")}
 
@@ -64,7 +64,7 @@ def test_the_wheel_works_next_to_modules_with_common_names(
     run(*PIP, "install", *target, wheel, cwd=tmp_path)
     (elsewhere / "kernels").mkdir(parents=True)
     for name in ("model.py", "service.py", "kernels/__init__.py"):
-        (elsewhere / name).write_text("raise ImportError('somebody else wrote this')\n")
+        (elsewhere / name).write_text("raise ImportError('user else wrote this')\n")
     settings = {"PYTHONPATH": str(installed), "SCANLINE_CACHE": str(own_cache)}
     command = [sys.executable, "-m", "scanline.service", "sample", "seven.png"]
     options = ["-n", "1", "--model", "mnist", "--label", "7", "--scale", "1"]

@@ -105,7 +105,7 @@ def unique_form_fields(*lists: str) -> Callable[[Request], Awaitable[None]]:
 
 
 async def unique_json_keys(request: Request) -> None:
-    """Refuse a JSON body that repeats a key, of which parsers silently keep the last.
+    """Refuse a JSON body that repeats a key, because parsers silently keep only the last value.
 
     A body that does not parse is left to FastAPI, which refuses it.
     """

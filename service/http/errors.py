@@ -21,7 +21,7 @@ _EXAMPLE: dict[str, Any] = {
 
 
 class ErrorBody(BaseModel):
-    """An error: a sentence that says what is wrong and what to do, and its type, field and code."""
+    """An error: its message, type, field and code. The message explains how to correct it."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
@@ -44,7 +44,7 @@ class ApiError(HTTPException):
 
     Args:
         status: HTTP status.
-        message: Sentence that says what is wrong and what to do.
+        message: Sentence that explains the error and how to correct it.
         param: Name of the field, header or parameter that is wrong.
         code: Machine-readable reason.
         headers: Headers of the reply.

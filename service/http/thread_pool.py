@@ -20,8 +20,7 @@ T = TypeVar("T")
 
 AVERAGED_TASKS = 8  # window of the moving average of a task's time
 MAX_RETRY_AFTER = 120.0  # seconds
-# One part in so many of the queue is kept for callers who have nothing queued.
-NEW_CALLER_RESERVE = 8
+NEW_CALLER_RESERVE = 8  # 1/8 of the queue is kept for callers with no task queued
 
 
 class FairThreadPool:
@@ -105,7 +104,7 @@ class FairThreadPool:
             raise
 
     def _hand_over(self) -> None:
-        """Give the free thread to the caller that has waited for one the longest."""
+        """Pass the free thread to the caller that has waited longest for one."""
         while self._waiting:
             caller, turns = next(iter(self._waiting.items()))
             turn = next(iter(turns))

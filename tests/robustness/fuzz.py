@@ -1,11 +1,11 @@
-"""Requests that nobody sane would send, by the thousand: ``python -m tests.robustness.fuzz 50000``.
+"""Fuzzing of a server with random requests: ``python -m tests.robustness.fuzz 50000``.
 
-Starts a server of the shipped ``mnist`` on the loopback, sends so many requests to every route over
-some connections, each made of its seed alone, and prints what came back. Then it drops a thousand
-clients in the middle of their requests, and looks whether any slot is still held. Ends with 1 if a
-reply was a 5xx, a connection broke without one, or something did not come back. What else is on
-the command line goes to the server, ``--cluster --max-replicas 2`` for one; memory is that of all
-its processes.
+Starts a server with the shipped ``mnist`` on the loopback interface, sends the given number of
+random requests, each generated from a seed, to all routes, and prints the replies' statuses. Then
+it disconnects a thousand clients during their requests and checks that all slots are free again. The
+exit status is 1 if a reply was a 5xx, a connection broke without a reply, or a slot was not freed.
+Further options, such as ``--cluster --max-replicas 2``, are passed on to the server. Memory is that
+of all its processes.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ HEADER_VALUES = (
 
 
 class Fuzz:
-    """One request after another, from a generator of its own."""
+    """Generator of random requests."""
 
     def __init__(self, seed: int) -> None:
         self.pick = random.Random(seed)
 
     def value(self, depth: int = 0) -> Any:
-        """Give a value of any kind."""
+        """Return a random value of any type."""
         pick = self.pick
         match pick.randrange(10 if depth < 3 else 7):
             case 0:
@@ -88,13 +88,13 @@ class Fuzz:
         return [pick.randrange(-2, 258) for _ in range(pick.randrange(900))]
 
     def fields(self) -> dict[str, Any]:
-        """Give some fields, more sane than not, so that some get far."""
+        """Return random fields, mostly valid, so that some requests are accepted."""
         pick, sane = self.pick, {"n": 1, "seed": 1, "prompt": "7", "known_rows": 14, "fit": "cover"}
         some = {name: sane[name] for name in sane if pick.random() < 0.3}
         return some | {pick.choice(FIELDS): self.value() for _ in range(pick.randrange(4))}
 
     def picture(self) -> bytes:
-        """Give a picture, or what is left of one."""
+        """Return an image, possibly truncated or damaged."""
         pick, buffer = self.pick, io.BytesIO()
         mode = pick.choice(("L", "LA", "RGB", "RGBA", "P", "1", "I;16"))
         size = (pick.choice((1, 27, 28, 56, 300)), pick.choice((1, 28, 28, 56, 300)))
@@ -110,7 +110,7 @@ class Fuzz:
         return bytes(data[: pick.randrange(len(data))] if pick.random() < 0.1 else data)
 
     def request(self, client: httpx.Client) -> httpx.Request:
-        """Make one."""
+        """Return a random request."""
         pick = self.pick
         method = "POST" if pick.random() < 0.7 else "GET"
         path = pick.choice(POSTS if method == "POST" else GETS)
@@ -149,7 +149,7 @@ class Fuzz:
 
 
 def fuzz(url: str, first: int, last: int, seen: Counter[str], bad: list[str]) -> None:
-    """Send the requests of these seeds; note what came back, and what should not have."""
+    """Send the requests of these seeds; count statuses in ``seen``, add failures to ``bad``."""
     with httpx.Client(base_url=url, timeout=60) as client:
         for seed in range(first, last):
             maker = Fuzz(seed)
@@ -165,7 +165,7 @@ def fuzz(url: str, first: int, last: int, seen: Counter[str], bad: list[str]) ->
 
 
 def drop(url: str, clients: int) -> None:
-    """Ask for something, and leave at once, or a moment later."""
+    """Send requests and disconnect at once or a moment later."""
     where = httpx.URL(url)
     bodies = ({"n": 8}, {"n": 8, "stream": True}, {"n": 2, "label": "7", "stream": True})
     for number in range(clients):
@@ -182,7 +182,7 @@ def drop(url: str, clients: int) -> None:
 
 
 def held(url: str) -> float:
-    """Count the slots and images that the server holds."""
+    """Return the number of slots and images that the server holds."""
     text = httpx.get(f"{url}/metrics", timeout=60).text
     names = ("slots_in_use", "waiting_images", "open_streams")
     found = re.findall(
@@ -192,15 +192,15 @@ def held(url: str) -> float:
 
 
 def files(pid: int) -> int:
-    """Count a process's open files."""
+    """Return the number of a process's open files."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def run(url: str, pid: int, requests: int, connections: int, clients: int) -> int:
-    """Do all of it, and print what came of it; gives how much went wrong."""
+    """Fuzz, drop clients and print a report; return the number of failures."""
     seen: Counter[str] = Counter()
     bad: list[str] = []
-    fuzz(url, 0, 200, Counter(), bad)  # to warm it up
+    fuzz(url, 0, 200, Counter(), bad)  # warm-up
     before = (memory(pid), files(pid))
     share = -(-requests // connections)
     threads = [
@@ -235,7 +235,7 @@ def run(url: str, pid: int, requests: int, connections: int, clients: int) -> in
 
 
 def main() -> None:
-    """Fuzz as the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("requests", type=int, nargs="?", default=2000)
     parser.add_argument("--connections", type=int, default=4)

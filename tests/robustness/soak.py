@@ -1,10 +1,10 @@
-"""Many images, for as long as it takes: ``python -m tests.robustness.soak 100000 --seconds 3600``.
+"""Soak test with many images: ``python -m tests.robustness.soak 100000 --seconds 3600``.
 
-Starts a server of a small random network on the loopback and asks it, a few clients at a time, for
-so many images spread evenly over so many seconds: arrays, PNGs, ZIPs, streams and completions in
-turn. Prints the server's memory and open files ten times on the way. Ends with 1 if a reply was not
-200 or did not come, or memory after the first tenth grew by more than a twentieth. What else is on
-the command line goes to the server, ``--cluster`` for one.
+Starts a server with a small random network on the loopback interface. A few clients request the
+given number of images, spread evenly over the given time: arrays, PNGs, ZIPs, streams and
+completions in turn. Prints the server's memory and open files ten times. The exit status is 1 if a
+reply was missing or not 200, or if memory grew by more than 5 % after the first tenth. Further
+options, such as ``--cluster``, are passed on to the server.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ GROWTH = 1.05
 
 
 def _picture() -> bytes:
-    """Give a grey PNG, the upper half of it known."""
+    """Return a grey PNG whose lower half is transparent."""
     packed = io.BytesIO()
     Image.linear_gradient("L").resize((28, 28)).save(packed, "PNG")
     return packed.getvalue()
 
 
 def ask(client: httpx.Client, turn: int, picture: bytes) -> tuple[int, httpx.Response]:
-    """Make one request of the kind whose turn it is: its number of images, and the reply."""
+    """Send one request of the kind whose turn it is; return its number of images and the reply."""
     path = "/v1/samples"
     match turn % 5:
         case 0:
@@ -62,7 +62,7 @@ def ask(client: httpx.Client, turn: int, picture: bytes) -> tuple[int, httpx.Res
 
 
 class Soak:
-    """Clients that draw until so many images have come; counts them, and what went wrong."""
+    """Clients that draw a number of images together; counts images and failures."""
 
     def __init__(self, url: str, images: int, seconds: float) -> None:
         self.url, self.images, self.seconds = url, images, seconds
@@ -73,7 +73,7 @@ class Soak:
         self._began = time.monotonic()
 
     def client(self) -> None:
-        """Ask for images at the common pace until all have been drawn."""
+        """Request images at the common pace until all have been drawn."""
         picture = _picture()
         with httpx.Client(base_url=self.url, timeout=120) as client:
             while self.drawn < self.images:
@@ -89,7 +89,7 @@ class Soak:
 
 
 def run(url: str, pid: int, images: int, seconds: float, connections: int) -> int:
-    """Draw them all, and print what came of it; gives how much went wrong."""
+    """Draw all images and print a report; return the number of failures."""
     soak = Soak(url, images, seconds)
     threads = [threading.Thread(target=soak.client) for _ in range(connections)]
     for thread in threads:
@@ -105,7 +105,7 @@ def run(url: str, pid: int, images: int, seconds: float, connections: int) -> in
         thread.join()
     time.sleep(1)
     bad = soak.bad
-    if soak.drawn < images:  # a client broke
+    if soak.drawn < images:  # a client failed
         bad.append(f"only {soak.drawn:,} of {images:,} images came")
     if left := held(url):
         bad.append(f"{left:.0f} slots, waiting images and streams are left")
@@ -116,7 +116,7 @@ def run(url: str, pid: int, images: int, seconds: float, connections: int) -> in
 
 
 def main() -> None:
-    """Draw as the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("images", type=int, nargs="?", default=5000)
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -1,5 +1,4 @@
-"""Some requests of ``python -m tests.robustness.fuzz``, and clients that leave, on a small
-server."""
+"""A short run of ``tests.robustness.fuzz`` against a small server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that ``openapi-python-client`` makes from the schema draws, completes and streams."""
+"""Tests of a client that ``openapi-python-client`` generates from the schema."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ TOOL = Path(sys.executable).parent / "openapi-python-client"
 KEY = "open sesame"
 
 
-class Made:
-    """The client that was made, its modules, and itself open to a server."""
+class GeneratedClient:
+    """The generated package, and its client of a server."""
 
     def __init__(self, url: str) -> None:
         self.client = self.module("").AuthenticatedClient(base_url=url, token=KEY)
         self.models, self.types = self.module(".models"), self.module(".types")
 
     def module(self, name: str) -> Any:
-        return importlib.import_module(f"made_client{name}")
+        return importlib.import_module(f"generated_client{name}")
 
     def call(self, operation: str, *arguments: Any, **fields: Any) -> Any:
         """Call an operation of the tag ``draw``."""
@@ -38,74 +38,78 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratedClient]:
     if not TOOL.exists():
         pytest.skip("needs openapi-python-client: pip install '.[e2e]'")
     folder = tmp_path_factory.mktemp("made")
     app_state, app = build({"api_key": KEY})
     with listening(app, lambda: app_state.ready) as url:
         command = [str(TOOL), "generate", "--url", f"{url}/openapi.json", "--meta", "none",
-                   "--output-path", str(folder / "made_client")]  # fmt: skip
+                   "--output-path", str(folder / "generated_client")]  # fmt: skip
         subprocess.run(command, capture_output=True, check=True, cwd=folder)
         sys.path.insert(0, str(folder))
         try:
-            made = Made(url)
-            with made.client:
+            made = GeneratedClient(url)
+            with generated.client:
                 yield made
         finally:
             sys.path.remove(str(folder))
-            for name in [name for name in sys.modules if name.startswith("made_client")]:
+            for name in [name for name in sys.modules if name.startswith("generated_client")]:
                 del sys.modules[name]
 
 
-def test_samples(made: Made) -> None:
-    reply = made.call("create_samples", body=made.models.SampleRequest(n=2, seed=3, label="one"))
+def test_samples(generated: GeneratedClient) -> None:
+    reply = generated.call(
+        "create_samples", body=generated.models.SampleRequest(n=2, seed=3, label="one")
+    )
     assert reply.status_code == 200
-    assert isinstance(reply.parsed, made.models.GenerationReply)
+    assert isinstance(reply.parsed, generated.models.GenerationReply)
     assert [image.seed for image in reply.parsed.images] == [3, 4]
     assert [image.label for image in reply.parsed.images] == ["one"] * 2
     for image in reply.parsed.images:
         decode_png(base64.b64decode(image.png), GREY)
-    again = made.call("get_generation", reply.parsed.id)
+    again = generated.call("get_generation", reply.parsed.id)
     assert again.parsed == reply.parsed
-    wrong = made.call("create_samples", body=made.models.SampleRequest(label="toad"))
-    assert isinstance(wrong.parsed, made.models.ErrorReply)
+    wrong = generated.call("create_samples", body=generated.models.SampleRequest(label="toad"))
+    assert isinstance(wrong.parsed, generated.models.ErrorReply)
     assert wrong.parsed.error.code == "unknown_class"
 
 
-def test_background_samples(made: Made) -> None:
-    body = made.models.SampleRequest(seed=3)
-    reply = made.call("create_samples", body=body, prefer="respond-async", idempotency_key="a")
+def test_background_samples(generated: GeneratedClient) -> None:
+    body = generated.models.SampleRequest(seed=3)
+    reply = generated.call("create_samples", body=body, prefer="respond-async", idempotency_key="a")
     assert reply.status_code == 202
-    again = made.call("create_samples", body=body, idempotency_key="a")
+    again = generated.call("create_samples", body=body, idempotency_key="a")
     assert again.parsed.id == reply.parsed.id
 
 
-def test_completions(made: Made) -> None:
+def test_completions(generated: GeneratedClient) -> None:
     picture = random_picture()
-    image = made.types.File(io.BytesIO(encode(picture)), "picture.png", "image/png")
-    values = made.models.CompletionFormOutput.VALUES
-    form = made.models.CompletionForm(image=image, known_rows=2, n=3, output=values)
-    reply = made.call("create_completions", body=form)
+    image = generated.types.File(io.BytesIO(encode(picture)), "picture.png", "image/png")
+    values = generated.models.CompletionFormOutput.VALUES
+    form = generated.models.CompletionForm(image=image, known_rows=2, n=3, output=values)
+    reply = generated.call("create_completions", body=form)
     assert reply.status_code == 200, reply.content
     known = np.asarray(picture).ravel()[:10].tolist()
     for drawn in reply.parsed.images:
         assert drawn.values[:10] == known
 
 
-def test_streams(made: Made) -> None:
-    body = made.models.SampleRequest(n=2, seed=3, stream=True).to_dict()
-    http = made.client.get_httpx_client()
+def test_streams(generated: GeneratedClient) -> None:
+    body = generated.models.SampleRequest(n=2, seed=3, stream=True).to_dict()
+    http = generated.client.get_httpx_client()
     with http.stream("POST", "/v1/samples", json=body) as reply:
         assert reply.status_code == 200
         events: list[Event] = parse_sse(reply.read())
     shapes = {
-        "started": made.models.Started, "pixels": made.models.Pixels,
-        "image": made.models.PngImage, "completed": made.models.Completed,
+        "started": generated.models.Started, "pixels": generated.models.Pixels,
+        "image": generated.models.PngImage, "completed": generated.models.Completed,
     }  # fmt: skip
     read = [shapes[event.name].from_dict(event.data) for event in events]
     assert [one.to_dict() for one in read] == [event.data for event in events]
-    plain = made.call("create_samples", body=made.models.SampleRequest(n=2, seed=3)).parsed
+    plain = generated.call(
+        "create_samples", body=generated.models.SampleRequest(n=2, seed=3)
+    ).parsed
     drawn = rebuild(events, GREY)
     for image in plain.images:
         assert np.array_equal(drawn[image.index], decode_png(base64.b64decode(image.png), GREY))

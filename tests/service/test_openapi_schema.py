@@ -1,4 +1,4 @@
-"""``/openapi.json``: schemathesis finds nothing wrong, and every body has an example."""
+"""Tests of the OpenAPI schema, with schemathesis and with its own examples."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TOOL = Path(sys.executable).parent / "schemathesis"
 def test_schemathesis_finds_no_errors(tmp_path: Path) -> None:
     if not TOOL.exists():
         pytest.skip("needs schemathesis: pip install '.[e2e]'")
-    key = "open sesame"  # with one, so that its absence is tested too
+    key = "open sesame"  # so that requests without a key are tested too
     app_state, app = build({"api_key": key})
     with listening(app, lambda: app_state.ready) as url:
         command = [
             str(TOOL), "run", f"{url}/openapi.json", "--generation-deterministic",
             "--max-examples", "10", "--request-timeout", "30", "--no-color",
-            # Whether a class exists, or a file is a picture, no schema can say.
+            # A schema cannot express whether a class exists or a file is an image.
             "--exclude-checks", "positive_data_acceptance",
             "--header", f"Authorization: Bearer {key}",
         ]  # fmt: skip
@@ -122,7 +122,7 @@ DIGITS = replace(GREY, height=28, width=28, classes=tuple("0123456789"))
 
 
 def test_every_example_runs(schema: Any) -> None:
-    """In place of an uploaded picture, and of a data URL cut short, there is a whole one."""
+    """Uploads and shortened data URLs are replaced by complete images."""
     picture = random_picture(DIGITS).convert("LA")
     picture.putpixel((5, 5), (0, 0))
     png = encode(picture)
@@ -147,7 +147,7 @@ def test_every_example_runs(schema: Any) -> None:
                             count = (
                                 len(example["image"]) if isinstance(example["image"], list) else 1
                             )
-                            # As Swagger fills the form in, which sends every field.
+                            # Swagger UI sends every field of the form.
                             filled = {
                                 name: field.get("example", field.get("default"))
                                 for name, field in shape["properties"].items()

@@ -1,4 +1,4 @@
-"""What operators see and set: metrics, the access log, keys, shares, proxies, and waiting."""
+"""Tests of metrics, the access log, API keys, limits per caller, and proxies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.sse_client import parse_sse
 
 @pytest.fixture
 def held() -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
-    """Give a server whose decoder has one slot, and draws nothing until it is let go."""
+    """Yield a server whose decoder has one slot, and draws nothing until released."""
     with held_server(1, {"max_waiting": 8, "max_images": 4}) as held:
         yield held
 
@@ -70,7 +70,7 @@ def test_request_metrics() -> None:
     _, app = build()
     with talking_to(app) as client:
         client.post("/v1/samples", json={"n": 3})
-        for method in ("PURGE", "PATCH"):  # neither grows a line of its own
+        for method in ("PURGE", "PATCH"):  # neither gets a time series of its own
             client.request(method, "/v1/models")
         text = client.get("/metrics").text
     for line in (
@@ -98,7 +98,7 @@ def test_refusals_are_counted_by_error_code(
     app_state, client, _ = held
     for _ in range(3):
         client.post("/v1/samples", json={"n": 4}, headers={"Prefer": "respond-async"})
-        # Before the first has its slot, four and four are more than one caller may have wait.
+        # Before the first image has a slot, a caller may not have eight images waiting.
         until(lambda: app_state.models["grey"].engine.slots_in_use == 1)
     client.post("/v1/samples", json={"n": 0})
     client.post("/v1/samples", content=b"x", headers={"Content-Encoding": "gzip"})
@@ -149,7 +149,7 @@ def test_a_waiting_stream_reports_its_queue_position_repeatedly(
     for n in (3, 1):
         client.post("/v1/samples", json={"n": n}, headers={"Prefer": "respond-async"})
     until(lambda: queue.waiting == 3)
-    queue.rate = 10.0  # an image in three seconds, so that the third has to wait nine
+    queue.rate = 10.0  # images per …: one takes three seconds, so the third waits nine
     raw = b""
     with client.stream("POST", "/v1/samples", json={"stream": True, "seed": 1}) as stream:
         for part in stream.iter_raw():
@@ -163,7 +163,7 @@ def test_a_waiting_stream_reports_its_queue_position_repeatedly(
     assert places[0]["estimated_seconds"] == 9.0
     assert all(event.id is None for event in events if event.name == "waiting")
     assert events[-1].name == "completed"
-    # Read again, it has no place any more.
+    # Once it is drawn, it has no position any more.
     raw = client.get(f"/v1/generations/{events[0].data['id']}/events").content
     assert parse_sse(raw)[0].data["queue_position"] == 0
 
@@ -217,7 +217,7 @@ def test_the_access_log_has_error_codes_and_the_state_of_abandoned_generations(
     client.post("/v1/samples", json={"n": 0})
     client.post("/v1/samples", json={"one\nline": 0})
     with client.stream("POST", "/v1/samples", json={"stream": True}) as stream:
-        read = stream.iter_raw()  # held: dropped, it would close the connection
+        read = stream.iter_raw()  # its garbage collection would close the connection
         next(read)
         until(lambda: value(client, 'scanline_queue_seconds_count{model="grey"}') == 1)
     until(lambda: len(caplog.records) == 3)
@@ -249,14 +249,14 @@ def test_several_api_keys_each_have_a_name() -> None:
         assert len(set(ids)) == 3
         assert ids[0] == ids[3]
         assert ask("one", "bearer").status_code == 200
-        assert ask("  one").status_code == 200  # RFC 9110 has one blank or more
+        assert ask("  one").status_code == 200  # RFC 9110 allows several blanks
         for wrong in ("x", "one,zwei", "on", "one2", "three"):
             check_error(ask(wrong), 401, "invalid_api_key")
         check_error(ask("one", "Basic"), 401, "invalid_api_key")
 
 
 def test_idempotency_keys_are_separate_per_caller() -> None:
-    """Without API keys, an address's."""
+    """Without API keys, the caller is the client's address."""
     app_state, app = build({"trusted_proxies": "127.0.0.1"})
     with listening(app, lambda: app_state.ready) as url:
 
@@ -297,7 +297,7 @@ def test_images_in_flight_are_limited_per_caller(keys: str) -> None:
         until(lambda: engine.queue.waiting == 7)
         go_on.set()
         assert {one.result().status_code for one in (first, *others)} == {200}
-        assert ask("a", 4).status_code == 200  # what is finished does not count
+        assert ask("a", 4).status_code == 200  # finished images do not count
 
 
 def test_forwarded_addresses_are_trusted_from_trusted_proxies_only(
@@ -309,7 +309,7 @@ def test_forwarded_addresses_are_trusted_from_trusted_proxies_only(
         caplog.clear()
         app_state, app = build({"trusted_proxies": trusted})
         with listening(app, lambda one=app_state: one.ready) as url:  # type: ignore[misc]
-            # The first was the client's own to write.
+            # The client may have written the first address itself.
             forwarded = {"X-Forwarded-For": "203.0.113.1, 192.0.2.7, 192.0.2.9"}
             httpx.get(f"{url}/v1/models", headers=forwarded, timeout=60)
             until(lambda: caplog.records)

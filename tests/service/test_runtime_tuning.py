@@ -1,4 +1,4 @@
-"""What a process that draws asks of Python itself."""
+"""Tests of the interpreter's tuning."""
 
 from __future__ import annotations
 

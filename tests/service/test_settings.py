@@ -1,4 +1,4 @@
-"""Settings: from the environment and the command line, refused in words where they are wrong."""
+"""Tests of settings from the environment and the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.service.fixtures import logs_kept
 def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for name in Settings.model_fields:
         monkeypatch.delenv(f"SCANLINE_{name.upper()}", raising=False)
-    # Nothing to serve: what is wrongly taken for right ends at once too, in other words.
+    # An empty folder, so that a wrongly accepted setting ends the server too, with another error.
     monkeypatch.setenv("SCANLINE_WEIGHTS", str(tmp_path))
     with logs_kept():
         yield
@@ -62,7 +62,7 @@ def test_every_field_is_an_environment_variable(
     )
     assert (settings.cluster, settings.min_replicas, settings.max_replicas) == (True, 2, 3)
     assert "secret" not in repr(settings)
-    assert Settings(slots=9).slots == 9  # the command line goes before the environment
+    assert Settings(slots=9).slots == 9  # the command line overrides the environment
 
 
 WRONG = {
@@ -116,7 +116,7 @@ def test_an_invalid_flag_stops_the_server_with_an_error(
     with pytest.raises(SystemExit) as stop:
         main(["serve", option, value])
     assert stop.value.code == 1
-    name = "max_waiting" if option == "--max-waiting" else option  # which is wrong beside another
+    name = "max_waiting" if option == "--max-waiting" else option  # it contradicts another setting
     assert name in capsys.readouterr().err
 
 
@@ -126,7 +126,7 @@ def test_an_empty_api_key_is_none() -> None:
 
 @pytest.mark.parametrize("name", ["host", "weights"])
 def test_an_empty_host_or_folder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty address would be every one of the machine's, and an empty folder the present one."""
+    """An empty host would mean all addresses, and an empty path the current folder."""
     monkeypatch.setenv(f"SCANLINE_{name.upper()}", "")
     with pytest.raises(ValidationError, match=name):
         Settings()
@@ -211,7 +211,7 @@ def test_foreign_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
         "SCANLINE_PORT_8000_TCP_PORT",
     ):  # fmt: skip
         monkeypatch.setenv(name, "x")
-    # Kubernetes sets them where services are named scanline and scanline-gpu.
+    # Kubernetes sets these for services named scanline and scanline-gpu.
     for name in ("SCANLINE_PORT", "SCANLINE_GPU_PORT"):
         monkeypatch.setenv(name, "tcp://10.0.0.1:8000")
     assert Settings().port == 8000

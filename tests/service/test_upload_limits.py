@@ -1,4 +1,4 @@
-"""What an upload may cost: it is refused by its header, before its parts or pixels are read."""
+"""Tests of the limits on decoding uploads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.service.fixtures import (
 
 def test_images_are_refused_by_their_headers(client: httpx.Client) -> None:
     def cut(width: int, height: int) -> bytes:
-        return encode(Image.new("L", (width, height)))[:200]  # its pixels are not there
+        return encode(Image.new("L", (width, height)))[:200]  # without its pixels
 
     exact = check_error(complete(client, cut(1900, 1900), "exact"), 400, "invalid_image")
     assert "1900 × 1900" in exact
@@ -45,7 +45,7 @@ def test_images_are_refused_by_their_headers(client: httpx.Client) -> None:
     )
     says = check_error(mask, 400, "invalid_image", "mask")
     assert "the mask is 900 × 900" in says
-    assert says.endswith("the model's size, 5 × 6")  # and the picture's, if that were another
+    assert says.endswith("the model's size, 5 × 6")  # which is also the image's
     edit = client.post(
         "/v1/images/edits", files={"image": cut(900, 901)}, data={"prompt": "", "model": "grey"}
     )
@@ -54,7 +54,7 @@ def test_images_are_refused_by_their_headers(client: httpx.Client) -> None:
 
 @pytest.mark.filterwarnings("default")
 def test_pillow_warnings_are_muted(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each of another size would else be a line of no log, and a text that Python keeps."""
+    """Otherwise each would be printed, and Python would keep each distinct text."""
     with logs_kept():
         set_up_logs("json", "info")
         warnings.warn("of ours", stacklevel=1)
@@ -78,10 +78,10 @@ def test_slow_formats_are_refused(client: httpx.Client) -> None:
     assert complete(client, commented + 900 * b"#\n").status_code == 200
     reply = complete(client, commented + 1100 * b"#\n")
     assert "takes too long to read" in check_error(reply, 400, "invalid_image")
-    binary = b"P6\n64 32\n35\n" + b"#" * 64 * 32 * 3  # whose pixels are no comments
+    binary = b"P6\n64 32\n35\n" + b"#" * 64 * 32 * 3  # pixels that look like comments
     assert complete(client, binary).status_code == 200
     plain = encode(random_picture(), "JPEG")
-    film = plain + 300 * b"\xff\xda\xff\xe1"  # behind the picture, as phones add one
+    film = plain + 300 * b"\xff\xda\xff\xe1"  # phones append a video
     assert complete(client, film).status_code == 200
     for count, status in ((250, 200), (260, 400)):
         segmented = plain[:2] + count * b"\xff\xe1\0\x08Exif\0\0" + plain[2:]
@@ -94,7 +94,7 @@ def test_slow_formats_are_refused(client: httpx.Client) -> None:
 
 
 def test_images_with_too_many_parts_are_refused(client: httpx.Client) -> None:
-    """Pillow goes from one to the next in Python, before it knows the picture's size."""
+    """Pillow iterates over the parts in Python, before it knows the image's size."""
     png = encode(random_picture().resize((64, 64)))
     chunk = png_chunk(b"teSt", b"")
     for place in (33, len(png) - 12):  # before the pixels, and after
@@ -102,7 +102,7 @@ def test_images_with_too_many_parts_are_refused(client: httpx.Client) -> None:
             reply = complete(client, png[:place] + chunk * count + png[place:])
             assert reply.status_code == status
         assert "the PNG has over 10,000 chunks" in check_error(reply, 400, "invalid_image")
-    for side in (1, 64, 1900):  # as encoders write it, in parts of 255 bytes
+    for side in (1, 64, 1900):  # encoders write blocks of 255 bytes
         noise = np.random.default_rng(0).integers(0, 256, (side, side), np.uint8)
         assert complete(client, encode(Image.fromarray(noise), "GIF")).status_code == 200
     gif = encode(random_picture(), "GIF")
@@ -111,15 +111,17 @@ def test_images_with_too_many_parts_are_refused(client: httpx.Client) -> None:
         refused = complete(client, gif[:end] + junk + gif[end:])
         assert "the GIF has blocks smaller" in check_error(refused, 400, "invalid_image")
     assert complete(client, gif[:end] + b"!\xfe\1a\0" * 1000 + gif[end:]).status_code == 200
-    semicolons = encode(Image.fromarray(np.array([[0, 1, 2, 59]], np.uint8)), "GIF")  # as colours
+    semicolons = encode(
+        Image.fromarray(np.array([[0, 1, 2, 59]], np.uint8)), "GIF"
+    )  # a palette that looks like trailers
     junk = b"!\xfe" + b"\1a" * 12_000 + b"\0"
     assert complete(client, semicolons[:-1] + junk + b";").status_code == 400
-    for cut in (6, 10, 12, 20, end):  # whatever is missing
+    for cut in (6, 10, 12, 20, end):  # truncated anywhere
         assert complete(client, gif[:cut]).status_code in (200, 400)
 
 
 def test_data_before_the_pixels_is_limited(client: httpx.Client) -> None:
-    """Pillow reads padding and Exif in Python, and unpacks every colour profile."""
+    """Pillow reads padding and Exif in Python, and decompresses every colour profile."""
 
     def png(*chunks: tuple[bytes, bytes]) -> bytes:
         plain = encode(random_picture())
@@ -162,7 +164,7 @@ def test_data_before_the_pixels_is_limited(client: httpx.Client) -> None:
 def test_long_exif_is_refused_before_pillow_reads_it(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It copies a JPEG's parts again and again, and finds what follows a PNG's pixels late."""
+    """Pillow copies a JPEG's segments repeatedly, and reads chunks after a PNG's pixels last."""
     plain = encode(random_picture(), kind)
     segment = b"\xff\xe1\xff\xffExif\0\0" + bytes(65_527)
     late = plain[:-12] + png_chunk(b"eXIf", bytes(263_000)) + plain[-12:]
@@ -174,7 +176,7 @@ def test_long_exif_is_refused_before_pillow_reads_it(
 def test_a_large_jpeg_is_scaled_down_while_decoded(client: httpx.Client) -> None:
     grey = Image.linear_gradient("L").resize((4000, 3000))
     exif = Image.Exif()
-    exif[0x0112] = 6  # on its side
+    exif[0x0112] = 6  # rotated by 90°
     assert complete(client, encode(grey, "JPEG", exif=exif)).status_code == 200
     assert complete(client, encode(grey.resize((4200, 4200)), "JPEG")).status_code == 400
     photo = encode(grey, "JPEG")

@@ -1,4 +1,4 @@
-"""What pictures and scores may cost others: each in turn, and only for who is still there."""
+"""Tests that uploads, scores and replies of one client do not hold up the others."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_uploads_and_replies_do_not_wait_for_each_other(
 
 
 class Measuring:
-    """Hold every piece of scoring until it is let go; ``rows`` has the first value of each."""
+    """Scoring function that blocks until released; ``rows`` has the first value of each call."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -180,5 +180,5 @@ def test_another_client_is_served_during_an_attack(client: httpx.Client, name: s
     url = client.base_url
     with under_attack((url.host, url.port or 0), name, connections=4):
         for _ in range(5):
-            with contextlib.closing(httpx.Client(base_url=url, timeout=DEADLINE)) as innocent:
-                assert innocent.post("/v1/samples", json={}).status_code == 200
+            with contextlib.closing(httpx.Client(base_url=url, timeout=DEADLINE)) as other:
+                assert other.post("/v1/samples", json={}).status_code == 200

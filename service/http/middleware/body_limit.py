@@ -27,8 +27,8 @@ class BodyLimitMiddleware:
     - A compressed body is refused with 415.
     - A form in a charset other than UTF-8 is refused with 415, because one of Python's codecs
       (Punycode) takes minutes, and Python caches the name of every unknown one.
-    - The bodies of all requests in progress have a common limit, and those of each caller a share
-      of it (429).
+    - The bodies of all requests in progress have a common limit, and each caller has a share of it
+      (429).
 
     Args:
         app: The application.

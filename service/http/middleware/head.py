@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class _HeadersSentError(Exception):
-    """All that a HEAD request asks for has been sent."""
+    """The headers of a HEAD request's reply have been sent."""
 
 
 class HeadMiddleware:

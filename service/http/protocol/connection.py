@@ -245,7 +245,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._set_read_timeout(limits.body_seconds if self._busy else limits.header_seconds)
 
     def pause_writing(self) -> None:
-        """Start the timeout of a client that has not read all that was sent."""
+        """Start the write timeout, because the client has not read everything yet."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self._limits.send_seconds, self._on_write_timeout)
         self._limiter.record_unsent(self, self.transport.get_write_buffer_size())
@@ -300,7 +300,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def _has_body(self) -> bool:
-        """Whether the headers announce a body."""
+        """True if the headers announce a body."""
         return any(
             name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 "))
             for name, value in self.headers

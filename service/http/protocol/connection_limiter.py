@@ -1,4 +1,4 @@
-"""Limits on all connections together, and the choice of which to close when they are exceeded."""
+"""Limits on all connections together, and the policy that enforces them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Attacks on a server, and what they cost an innocent client."""
+"""Attacks on a server, and how long they delay other clients."""

@@ -1,9 +1,8 @@
-"""Attacks on a server, and what they cost an innocent client: ``python -m
-tests.robustness.attacks``.
+"""Command ``python -m tests.robustness.attacks``.
 
-Starts a server of the shipped ``mnist`` on the loopback (or takes ``--url`` and ``--pid``), lets
-each attack run on a few connections, or on many, for a few seconds, and prints a table: how long
-one-image requests waited meanwhile, and the server's memory.
+Starts a server with the shipped ``mnist`` on the loopback interface, or uses the one of ``--url``
+and ``--pid``. Runs each attack for a few seconds and prints a table: how long requests of one image by
+another client took meanwhile, and the server's memory.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import time
 import httpx
 
 from tests.robustness.attacks.catalog import ATTACKS
-from tests.robustness.attacks.runner import under_attack, measure_waits
+from tests.robustness.attacks.runner import measure_waits, under_attack
 from tests.server_processes import memory, server_process
 
 
 def report(url: str, pid: int, names: list[str], seconds: float) -> None:
-    """Print a line for each attack: median and longest wait, refusals, memory after it."""
+    """Print a row for each attack: median and longest wait, number of requests, memory."""
     address = httpx.URL(url)
     where = (address.host, address.port or 80)
 
@@ -35,14 +34,14 @@ def report(url: str, pid: int, names: list[str], seconds: float) -> None:
     line("none", measure_waits(url, seconds, {"seed": 1}))
     for name in names:
         with under_attack(where, name):
-            time.sleep(1)  # to begin
+            time.sleep(1)  # let the attack begin
             line(name, measure_waits(url, seconds, {"seed": 1}))
         sys.stdout.flush()
         time.sleep(1)
 
 
 def main() -> None:
-    """Attack as the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--pid", type=int, help="its process")

@@ -1,4 +1,4 @@
-"""Every attack: what each of its connections sends, and how long it stays."""
+"""Catalog of attacks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 from tests.png import png_chunk
 from tests.robustness.attacks.payloads import (
-    last_rows_only,
-    with_extra_chunks,
     enlarged,
     exif,
     form,
     in_punycode,
-    unknown_keys,
+    last_rows_only,
     many_chunks,
     many_scans,
     many_segments,
@@ -23,18 +21,20 @@ from tests.robustness.attacks.payloads import (
     profile,
     small_request_after_large,
     stream,
+    unknown_keys,
+    with_extra_chunks,
 )
 
 CONNECTIONS = 8
-PATIENCE = 2.0  # seconds that an attacker waits for a reply before it leaves
+PATIENCE = 2.0  # seconds that an attacker waits for a reply
 
 
 @dataclass(frozen=True)
 class Attack:
-    """What one connection sends: ``first``, then ``again`` up to ``most`` bytes in all.
+    """Behaviour of an attack's connections.
 
-    Then it reads for ``patience`` seconds, or until the server closes, and leaves. So many
-    ``connections`` do so at once.
+    Each of ``connections`` at once sends ``first``, then ``again`` up to ``most`` bytes in all.
+    Then it reads for ``patience`` seconds, or until the server closes the connection, and disconnects.
     """
 
     first: bytes
@@ -127,7 +127,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "4 images of 2044² pixels": lambda: Attack(enlarged(4, 2044)),
     "256 images of 280² pixels": lambda: Attack(enlarged(256, 280)),
     "64 images but for their last row": lambda: Attack(last_rows_only(), patience=60),
-    "the last row of an image, beside 256 images": lambda: Attack(
+    "the last row of an image, during 256 images": lambda: Attack(
         small_request_after_large(), patience=60, connections=12
     ),
     "half a head": lambda: Attack(b"GET / HTTP/1.1\r\nHost", patience=60),

@@ -1,4 +1,4 @@
-"""Attackers in a process of their own, and an innocent client beside them."""
+"""Attackers in their own process, and a client that measures its waiting times."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.robustness.attacks.payloads import picture
 
 
 def shoot(address: tuple[str, int], attack: Attack, stop: Event) -> bytes:
-    """Attack once over one connection; gives what came back, if anything."""
+    """Attack once over one connection; return the reply, if any."""
     received = b""
     here = sys.platform == "linux" and address[0].startswith("127.")
-    mine = ("127.0.0.2", 0) if here else None  # a caller of its own
+    mine = ("127.0.0.2", 0) if here else None  # another caller
     with (
         contextlib.suppress(OSError),
         socket.create_connection(address, timeout=5, source_address=mine) as connection,
@@ -47,8 +47,8 @@ def shoot(address: tuple[str, int], attack: Attack, stop: Event) -> bytes:
 def keep_attacking(
     address: tuple[str, int], name: str, connections: int | None, stop: Event
 ) -> None:
-    """Attack again and again over so many connections at once, or the attack's, until ``stop``."""
-    os.nice(10)  # attackers have machines of their own: what is measured is the server's share
+    """Repeat an attack over several connections at once until ``stop`` is set."""
+    os.nice(10)  # real attackers do not share the server's CPU
     attack = ATTACKS[name]()
 
     def go_on() -> None:
@@ -67,7 +67,7 @@ def keep_attacking(
 def under_attack(
     address: tuple[str, int], name: str, connections: int | None = None
 ) -> Iterator[None]:
-    """Let an attack run, from a process of its own, inside the block."""
+    """Run an attack from its own process inside the block."""
     spawn = multiprocessing.get_context("spawn")
     stop = spawn.Event()
     process = spawn.Process(target=keep_attacking, args=(address, name, connections, stop))
@@ -80,9 +80,9 @@ def under_attack(
 
 
 def measure_waits(url: str, seconds: float, body: dict[str, object]) -> list[float]:
-    """Ask for one image again and again, over a new connection each; seconds that each took.
+    """Request one image repeatedly, over a new connection each; return the seconds of each.
 
-    Every other one is the rest of a picture.
+    Every other request is a completion. A failed request counts as infinite.
     """
     waits: list[float] = []
     half = picture(28)

@@ -1,4 +1,4 @@
-"""Bodies and queries that are wrong, odd or hostile: a clear 400, soon, and nobody else waits."""
+"""Tests of request bodies and queries: validation, limits and cost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_invalid_json_is_400_and_says_why(
 ) -> None:
     reply = client.post(path, content=body, headers=JSON)
     assert says in check_error(reply, 400, "json_invalid")
-    assert reply.json()["error"]["param"] is None  # a place in the text is no field
+    assert reply.json()["error"]["param"] is None  # a position in the text is not a field
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_many_unknown_fields_make_one_error(client: httpx.Client, path: str) -> 
 
 
 @pytest.mark.parametrize(
-    "hoard", [b"[" * 50_000, b'{"":' * 20_000, b"[]," * 30_000, b'"":0,' * 2000, b"[]," * 998]
+    "large", [b"[" * 50_000, b'{"":' * 20_000, b"[]," * 30_000, b'"":0,' * 2000, b"[]," * 998]
 )
-def test_json_with_too_many_nodes_is_not_parsed(client: httpx.Client, hoard: bytes) -> None:
+def test_json_with_too_many_nodes_is_not_parsed(client: httpx.Client, large: bytes) -> None:
     for path in ("/v1/distribution", "/v1/images/edits"):
-        reply = client.post(path, content=b'{"values":[' + hoard, headers=JSON)
+        reply = client.post(path, content=b'{"values":[' + large, headers=JSON)
         assert "lists, objects and names" in check_error(reply, 400, "too_many")
     most = b'{"values":[' + b"[]," * 996 + b"[]]}"
     check_error(client.post("/v1/distribution", content=most, headers=JSON), 400, "int_type")
@@ -106,11 +106,11 @@ def test_large_json_is_checked_outside_the_event_loop(
     where: list[str] = []
     check = bodies._check_json_keys
 
-    def noted(body: bytes) -> None:
+    def record(body: bytes) -> None:
         where.append(threading.current_thread().name)
         check(body)
 
-    monkeypatch.setattr(bodies, "_check_json_keys", noted)
+    monkeypatch.setattr(bodies, "_check_json_keys", record)
     monkeypatch.setattr(bodies, "LARGE_JSON_BYTES", 20)
     for model in ("grey", "grey" + " " * 20):
         client.post("/v1/samples", json={"model": model})
@@ -248,7 +248,7 @@ def test_content_length_with_thousands_of_digits(length: bytes, status: int) -> 
 def test_a_form_must_be_utf_8(
     client: httpx.Client, path: str, charset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python decodes Punycode in minutes, and keeps every name of an encoding that there is not."""
+    """Python takes minutes to decode Punycode, and caches the names of unknown codecs."""
     looked_up: list[str] = []
     lookup = codecs.lookup
 
@@ -271,7 +271,7 @@ def test_a_form_must_be_utf_8(
 def test_bodies_in_progress_are_limited_per_caller_and_in_all(
     monkeypatch: pytest.MonkeyPatch, share: int, form: int, other: int
 ) -> None:
-    """A caller's are, but for two of the largest; so are all; what is answered holds nothing."""
+    """A caller may always have two of the largest bodies; answered requests do not count."""
     monkeypatch.setattr(body_limit, "MIN_SHARE_BYTES", share)
 
     async def ask() -> None:
@@ -296,7 +296,7 @@ def test_bodies_in_progress_are_limited_per_caller_and_in_all(
             try:
                 await middleware(scope, receive, send)
             except ApiError as error:
-                closes = (error.headers or {}).get("Connection")  # for more of it may come
+                closes = (error.headers or {}).get("Connection")  # more may come
                 whose = "yours" if "your requests" in str(error.detail) else "all"
                 refused.append(f"{caller} {error.status_code} {whose} {closes}")
 
@@ -307,6 +307,6 @@ def test_bodies_in_progress_are_limited_per_caller_and_in_all(
         await asyncio.gather(*tasks)
         await asyncio.gather(*(upload("a") for _ in range(2)))
         assert len(refused) == 2
-        assert not middleware._caller_bytes  # or each address that ever sent something would stay
+        assert not middleware._caller_bytes  # no entry is left behind
 
     asyncio.run(ask())

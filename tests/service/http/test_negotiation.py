@@ -1,4 +1,4 @@
-"""What a reply is: the media type asked for, and no field that would mean nothing in it."""
+"""Tests of content negotiation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.service.fixtures import GREY, build, check_error, listening
         ("", "application/json"),
         (",", "application/json"),
         ("application/x-npy", "application/x-npy"),
-        ("application/json, application/*;q=0", "application/json"),  # the more particular holds
+        ("application/json, application/*;q=0", "application/json"),  # the more specific range wins
         ("image/png;q=0.5, image/*;q=0", "image/png"),
         ("application/json;q=0.2, */*", "image/png"),
         ("image/png, */*", "image/png"),

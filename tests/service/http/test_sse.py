@@ -1,4 +1,4 @@
-"""How often a stream speaks, in a loop whose time passes without waiting for it."""
+"""Tests of the event rate of streams, with a fake clock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGE = dataclasses.replace(GREY, height=25, width=40)
 
 
 async def read(generation: Generation, streams: StreamPacer) -> list[tuple[float, bytes]]:
-    """Give a stream's parts, each with the second it came."""
+    """Return a stream's parts, each with its time in seconds."""
     loop = asyncio.get_running_loop()
     gone = loop.create_task(asyncio.sleep(3600))
     events = stream_events(generation, WaitingClient("", gone), streams, FairThreadPool(1))
@@ -42,7 +42,7 @@ async def read(generation: Generation, streams: StreamPacer) -> list[tuple[float
 
 
 async def draw(generation: Generation, values: NDArray[np.uint8]) -> None:
-    """Draw its one image in a second, a pixel at a time."""
+    """Draw the generation's only image within a second, pixel by pixel."""
     (image,) = generation.images
     published = np.zeros(1, np.int32)
     image.start(CanvasView(values, published))
@@ -56,7 +56,7 @@ async def draw(generation: Generation, values: NDArray[np.uint8]) -> None:
 
 
 def crowd(count: int, cores: int = 4) -> tuple[StreamPacer, contextlib.ExitStack]:
-    """Give so many streams that tell of pixels until the stack is closed."""
+    """Return a pacer with this many pixel streams, which end when the stack is closed."""
     streams, stack = no_streams(cores), contextlib.ExitStack()
     for _ in range(count):
         stack.enter_context(streams.pace())(0.0)
@@ -67,7 +67,7 @@ def crowd(count: int, cores: int = 4) -> tuple[StreamPacer, contextlib.ExitStack
     ("count", "least", "most"), [(0, 55, 62), (MAX_EVENTS_IN_ALL // 10 - 1, 9, 12), (5000, 2, 4)]
 )
 def test_pixels_are_batched_to_the_event_rate(count: int, least: int, most: int) -> None:
-    """Sixty times a second where streams are few, and at once when the last one is drawn."""
+    """A few streams send 60 events per second; the last pixels are sent at once."""
     generation = Generation("fake", LARGE, GenerationSpec(n=1, seed=0))
     row = (np.arange(LARGE.pixels) % 251).astype(np.uint8)[:, None]
     streams, stack = crowd(count)
@@ -87,7 +87,7 @@ def test_pixels_are_batched_to_the_event_rate(count: int, least: int, most: int)
     assert np.diff(times[:-1]).min(initial=np.inf) >= pause - TICK / 2
     assert times[-1] == pytest.approx(1, abs=1e-6)
     with streams.pace() as pausing:
-        assert pausing(0.0) == TICK  # nobody else is left
+        assert pausing(0.0) == TICK  # no other stream is left
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_streams_send_at_the_same_ticks() -> None:
         await asyncio.sleep(late)
         parts = await read(generation, streams)
         pixels = [round(time, 4) for time, part in parts if part.startswith(b"event: pixels")]
-        times.append({*pixels[1:-1]})  # the first is told at once, and the last
+        times.append({*pixels[1:-1]})  # the first and the last are sent at once
 
     async def all_of_them() -> None:
         streams, spec = no_streams(), GenerationSpec(n=1, seed=0)
@@ -149,9 +149,9 @@ def test_an_idle_stream_sends_keep_alive_comments() -> None:
 
 @pytest.mark.parametrize("kind", ["rows", "looks"])
 def test_changes_without_events_do_not_delay_keep_alive_comments(kind: str) -> None:
-    """A row takes its time, or a whole image: a proxy would take the connection for dead."""
+    """A row or an image may take long; a proxy would close the silent connection."""
     generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
-    generation.started = generation.clock()  # what waits is told more often
+    generation.started = generation.clock()  # waiting generations send more often
     (image,) = generation.images
     published = np.zeros(1, np.int32)
 

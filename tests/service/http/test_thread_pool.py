@@ -1,4 +1,4 @@
-"""Pools of threads: how much may wait, who is next, and who leaves."""
+"""Tests of the fair thread pool: queue limit, turns and disconnects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.service.fixtures import DEADLINE, until
 
 @contextlib.asynccontextmanager
 async def clients(*callers: str) -> AsyncIterator[list[WaitingClient]]:
-    """Give a client of each caller, none of whom leaves."""
+    """Yield a client of each caller; none of them disconnects."""
     gone = asyncio.create_task(asyncio.sleep(3600))
     try:
         yield [WaitingClient(caller, gone) for caller in callers]
@@ -40,7 +40,7 @@ def test_the_queue_is_limited_and_reserves_room_for_new_callers() -> None:
                 with pytest.raises(ApiError, match="too many images") as refused:
                     await pool.run(client, go_on.wait, 1)
                 assert (refused.value.code, refused.value.headers) == ("full", {"Retry-After": "1"})
-            pool._task_seconds = 5.0  # that each piece takes
+            pool._task_seconds = 5.0
             with pytest.raises(ApiError, match="try again in 20 s") as refused:
                 await pool.run(many, go_on.wait, 1)
             assert refused.value.headers == {"Retry-After": "20"}
@@ -75,7 +75,7 @@ def test_callers_take_turns() -> None:
 
 
 def test_a_disconnected_client_does_not_block_the_pool() -> None:
-    """Whether before its turn, at it, or in the middle of its work, which nothing can end."""
+    """It may disconnect before its turn, at its turn, or while its task runs."""
     go_on, pool = threading.Event(), FairThreadPool(1)
 
     async def ask() -> None:
@@ -85,15 +85,15 @@ def test_a_disconnected_client_does_not_block_the_pool() -> None:
             asked[1].cancel()
             await asyncio.wait(asked[1:2])
             assert pool.queued == 2
-            pass_on = pool._hand_over
+            hand_over = pool._hand_over
 
-            def pass_on_to_one_who_leaves() -> None:
-                pool._hand_over = pass_on  # type: ignore[method-assign]
-                pass_on()
-                asked[2].cancel()  # whose turn has come, which it has yet to see
+            def hand_over_to_a_cancelled_task() -> None:
+                pool._hand_over = hand_over  # type: ignore[method-assign]
+                hand_over()
+                asked[2].cancel()  # its turn was granted, but its task has not run yet
 
-            pool._hand_over = pass_on_to_one_who_leaves  # type: ignore[method-assign]
-            asked[0].cancel()  # at work
+            pool._hand_over = hand_over_to_a_cancelled_task  # type: ignore[method-assign]
+            asked[0].cancel()  # its task is running
             go_on.set()
             assert await asyncio.wait_for(asked[3], DEADLINE)
             assert [one.cancelled() for one in asked] == [True, True, True, False]
@@ -104,19 +104,19 @@ def test_a_disconnected_client_does_not_block_the_pool() -> None:
 
 
 def test_a_turn_granted_to_a_cancelled_task_is_handed_over() -> None:
-    """It has been told, and has yet to leave the queue."""
+    """The task is cancelled, but has not left the queue yet."""
     go_on, pool = threading.Event(), FairThreadPool(1)
 
     async def ask() -> None:
         async with clients("a") as (a,):
             asked = [asyncio.create_task(pool.run(a, go_on.wait, 60)) for _ in range(3)]
             await asyncio.to_thread(until, lambda: pool.queued == 2)
-            pass_on = pool._hand_over
+            hand_over = pool._hand_over
 
             def cancel_and_hand_over() -> None:
-                pool._hand_over = pass_on  # type: ignore[method-assign]
+                pool._hand_over = hand_over  # type: ignore[method-assign]
                 asked[1].cancel()
-                pass_on()
+                hand_over()
 
             pool._hand_over = cancel_and_hand_over  # type: ignore[method-assign]
             go_on.set()

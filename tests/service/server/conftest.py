@@ -1,4 +1,4 @@
-"""The models that a server of its own draws with."""
+"""Models for servers in their own process."""
 
 from __future__ import annotations
 

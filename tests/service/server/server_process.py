@@ -1,4 +1,4 @@
-"""A server as its own process, of two small models."""
+"""A server with two small models in its own process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import httpx
 from tests.server_processes import free_port, wait_ready
 from tests.service.fixtures import GREY
 
-SLOW = replace(GREY, height=40, width=40)  # seconds an image, so that there is a middle to be in
+SLOW = replace(GREY, height=40, width=40)  # takes seconds per image
 
 
 @dataclass
 class Running:
-    """A server process, a client of it, and what it logged."""
+    """A server process, a client and the log."""
 
     process: subprocess.Popen[bytes]
     client: httpx.Client
@@ -51,7 +51,7 @@ class Running:
         self.process.send_signal(how)
 
     def ended(self) -> str:
-        """Wait for the end, which must be a clean one, and give the log."""
+        """Wait for the process to exit with status 0, and return its log."""
         assert self.process.wait(60) == 0
         log = self.log.read_text()
         assert "Traceback" not in log, log
@@ -59,7 +59,7 @@ class Running:
 
 
 def environment(folder: Path, **settings: object) -> dict[str, str]:
-    """Give this process's environment with settings of a server's, and none other of those."""
+    """Return this process's environment with these settings and no others."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("SCANLINE_")}
     given = {f"SCANLINE_{k.upper()}": str(v) for k, v in settings.items()}
     return clean | {"SCANLINE_WEIGHTS": str(folder), "OMP_NUM_THREADS": "1"} | given
@@ -72,7 +72,7 @@ COMMAND = [sys.executable, "-m", "scanline.service", "serve"]
 def serving(
     folder: Path, log: Path, command: Sequence[str] = COMMAND, **settings: object
 ) -> Iterator[Running]:
-    """Serve the models of a folder of a test's own, by ``reference``, or as ``settings`` say."""
+    """Serve the models of a folder, by default with the ``reference`` backend."""
     port = free_port()
     given: dict[str, object] = {
         "backend": "reference",

@@ -1,4 +1,4 @@
-"""The end of a server: requests in flight are finished, or told in words that they are not."""
+"""Tests of draining: requests in progress are finished or answered with 503."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.service.fixtures import (
     until,
 )
 
-FLUSH = 1  # seconds that uvicorn gives to what is still open once the drain is over
+FLUSH = 1  # seconds that open connections have after the drain
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def process(drain_seconds: float) -> Iterator[tuple[DrainingServer, AppState, ht
 
 @pytest.fixture
 def encoding(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Hold every PNG while it is encoded: events that one is, and that it may go on."""
+    """Block the encoding of PNG; return events for "is blocked" and "may go on"."""
     held, go_on = threading.Event(), threading.Event()
     encode: Any = replies.to_png  # type: ignore[attr-defined]
 
@@ -73,7 +73,7 @@ def test_draining_waits_for_replies_being_encoded(
         assert held.wait(DEADLINE)
         server.handle_exit(signal.SIGTERM, None)
         until(lambda: not any(m.engine.alive for m in app_state.models.values()), "closed engines")
-        time.sleep(2 * FLUSH)  # by when it would have been cut off
+        time.sleep(2 * FLUSH)  # longer than the flush time
         assert httpx.get(f"{client.base_url}/readyz", timeout=60).status_code == 503
         go_on.set()
         assert asked.result().status_code == 200
@@ -101,11 +101,11 @@ def test_a_request_cancelled_within_its_reply_is_not_answered_twice() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise asyncio.CancelledError
 
-    async def keep(message: Message) -> None:
+    async def record(message: Message) -> None:
         sent.append(message)
 
     async def ask() -> None:
-        await ServerErrorMiddleware(app)({"type": "http", "state": {}}, None, keep)  # type: ignore[arg-type]
+        await ServerErrorMiddleware(app)({"type": "http", "state": {}}, None, record)  # type: ignore[arg-type]
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(ask())
@@ -113,13 +113,13 @@ def test_a_request_cancelled_within_its_reply_is_not_answered_twice() -> None:
 
 
 def test_a_broken_engine_ends_the_process() -> None:
-    """By uvicorn's tick, or where Ray Serve asks after the frontend's health."""
+    """uvicorn's tick notices it, or Ray Serve's health check of the frontend."""
     app_state, app = build(decoders={"grey": FakeDecoder(GREY, 2)})
     with listening(app, lambda: app_state.ready):
         assert app_state.fatal_error() is None
         app_state.models["grey"].engine.broken = True  # type: ignore[misc]
         app_state.ready = False
-        assert app_state.fatal_error() is None  # it is ending already, and others may finish
+        assert app_state.fatal_error() is None  # draining already, so other models may finish
         app_state.ready = True
         expected = "grey cannot draw any more (see the log): start the server again"
         assert app_state.fatal_error() == expected

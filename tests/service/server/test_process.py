@@ -1,4 +1,4 @@
-"""The server as its own process: it draws, under overload too, and for clients that leave."""
+"""Tests of a server process: drawing, overload and disconnects."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def shared(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with serving(weights, log, grace_seconds=0.2, log_format="json") as server:
         yield server
         until(server.idle)
-        with socket.create_connection(server.address):  # it ends with connections open, too
+        with socket.create_connection(server.address):  # open connections do not prevent the exit
             server.process.send_signal(signal.SIGINT)
             server.ended()
 
 
 def test_models_are_loaded_from_the_folder(shared: Running) -> None:
     names = [m["id"] for m in shared.client.get("/v1/models").json()["data"]]
-    assert names == ["tiny", "slow"]  # the default, of the fewest steps, first
+    assert names == ["tiny", "slow"]  # the default, with the fewest steps, first
     body = {"model": "tiny", "n": 2, "seed": 3}
     first, second = (shared.client.post("/v1/samples", json=body).json() for _ in range(2))
     assert [i["png"] for i in first["images"]] == [i["png"] for i in second["images"]]
@@ -89,7 +89,7 @@ def test_disconnected_clients_free_their_slots(shared: Running) -> None:
     for stream in (False, True):
         asyncio.run(leave(stream))
         until(shared.idle, "free slots")
-    # And one that stays on the line, but never reads, then goes.
+    # And a client that stays connected without reading, and then disconnects.
     request = b'{"model": "slow", "n": 20, "stream": true, "granularity": "pixel"}'
     head = (
         "POST /v1/samples HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"

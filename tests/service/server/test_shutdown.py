@@ -1,4 +1,4 @@
-"""How a server's process ends: what runs is finished, or cut off, and the status is 0."""
+"""Tests of a server process's shutdown."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_sigterm_cancels_images_that_take_too_long_and_exits_0(
             "POST", "/v1/samples", json={"model": "slow", "n": 20, "stream": True}
         ) as stream,
     ):
-        until(lambda: server.gauge("scanline_running_images", "slow") == 8)  # or it is refused
+        until(lambda: server.gauge("scanline_running_images", "slow") == 8)  # or refused
         plain = pool.submit(server.client.post, "/v1/samples", json={"model": "slow", "n": 20})
         until(lambda: server.gauge("scanline_waiting_images", "slow") == 32)
         server.terminate()
@@ -88,7 +88,7 @@ def test_a_second_signal_cancels_running_images(weights: Path, tmp_path: Path) -
         ) as stream,
     ):
         until(lambda: server.gauge("scanline_running_images", "slow") == 8)
-        server.terminate(signal.SIGHUP)  # as where its terminal closes
+        server.terminate(signal.SIGHUP)  # as a closing terminal does
         until(lambda: server.client.get("/readyz").status_code == 503)
         server.terminate()
         events = parse_sse(stream.read())
@@ -98,7 +98,7 @@ def test_a_second_signal_cancels_running_images(weights: Path, tmp_path: Path) -
 
 
 def test_sigterm_ends_a_server_that_compiles(weights: Path, tmp_path: Path) -> None:
-    """Or the container's grace would pass, and SIGKILL end it."""
+    """Otherwise a container would be killed after its grace period."""
     slow, log = tmp_path / "c++", tmp_path / "log"
     slow.write_text("#!/bin/sh\ntouch $0.began\nexec sleep 600\n")
     slow.chmod(0o755)
@@ -119,5 +119,5 @@ def test_sigterm_ends_a_server_that_compiles(weights: Path, tmp_path: Path) -> N
         assert "Traceback" not in log.read_text()
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the compiler that is left, too
+            os.killpg(process.pid, signal.SIGKILL)  # including the compiler
         process.wait()

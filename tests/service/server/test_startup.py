@@ -1,4 +1,4 @@
-"""How a server's process starts, or says in a sentence why it does not."""
+"""Tests of a server process's start and of its startup errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_port_0_chooses_a_free_port_and_logs_it(weights: Path) -> None:
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("which", ["SIGTERM", "SIGHUP"])
 def test_a_signal_during_startup_ends_the_server(which: str) -> None:
-    """The first process of a container would not hear of it, and be killed a while later."""
+    """The first process of a container has no default signal handlers."""
     code = f"""
 import os, signal, time
 import scanline.service.server as server
@@ -71,7 +71,7 @@ def test_a_fatal_error_is_logged_in_the_chosen_format(tmp_path: Path) -> None:
 
 
 def fails(folder: Path, *arguments: str, **settings: object) -> str:
-    """Start a server that must not start: a status, a sentence, no traceback."""
+    """Start a server that must fail without a traceback, and return its error."""
     ended = subprocess.run(
         [*COMMAND, "--port", "0", *arguments], env=environment(folder, **settings),
         capture_output=True, text=True, timeout=120, check=False,
@@ -86,10 +86,10 @@ def test_the_limit_on_open_files_limits_connections(weights: Path, tmp_path: Pat
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     limited = ["sh", "-c", 'ulimit -n 200 && exec "$0" "$@"', *COMMAND]
     with serving(weights, tmp_path / "log", limited) as server, contextlib.ExitStack() as stack:
-        for _ in range(300):  # silent ones, more than there are files
+        for _ in range(300):  # idle, and more than there are files
             stack.enter_context(socket.create_connection(server.address))
-        with httpx.Client(base_url=server.url, timeout=60) as innocent:
-            assert innocent.post("/v1/samples", json={"model": "tiny"}).status_code == 200
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            assert client.post("/v1/samples", json={"model": "tiny"}).status_code == 200
         server.terminate()
         log = server.ended()
     assert "only 200 files may be open, so at most 36 connections" in log

@@ -1,4 +1,4 @@
-"""The picture beside a shared link."""
+"""Tests of the preview image of a shared link."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def client() -> Iterator[httpx.Client]:
         yield here
 
 
-def card_of(client: httpx.Client, query: str) -> str | None:
+def preview_of(client: httpx.Client, query: str) -> str | None:
     page = client.get(f"/?{query}").raise_for_status()
     found = re.search('property="og:image" content="([^"]*)"', page.text)
     return html.unescape(found[1]) if found else None
@@ -30,7 +30,7 @@ def card_of(client: httpx.Client, query: str) -> str | None:
 
 @pytest.mark.parametrize("n", [1, 9])
 def test_a_shared_link_names_its_preview(client: httpx.Client, n: int) -> None:
-    address = card_of(client, f"model=grey&n={n}&seed=5&label=one&temperature=0.5&by=label")
+    address = preview_of(client, f"model=grey&n={n}&seed=5&label=one&temperature=0.5&by=label")
     assert address is not None
     assert address.startswith(f"{client.base_url}/card.png?".replace("//card", "/card"))
     reply = client.get(address).raise_for_status()
@@ -65,11 +65,11 @@ def test_a_repeated_preview_is_not_drawn_again() -> None:
 
 
 def test_a_link_without_a_valid_seed_has_no_preview(client: httpx.Client) -> None:
-    assert card_of(client, "") is None
-    assert card_of(client, "n=3") is None
-    for seed in (2**53, "-1", "x", "9" * 5000, "٣"):  # which the page would not draw
-        assert card_of(client, f"seed={seed}") is None
-    assert card_of(client, f"seed={2**53 - 1}") is not None
+    assert preview_of(client, "") is None
+    assert preview_of(client, "n=3") is None
+    for seed in (2**53, "-1", "x", "9" * 5000, "٣"):  # the page cannot represent them
+        assert preview_of(client, f"seed={seed}") is None
+    assert preview_of(client, f"seed={2**53 - 1}") is not None
 
 
 def test_links_are_escaped_in_html(client: httpx.Client) -> None:
@@ -91,5 +91,5 @@ def test_invalid_previews_are_refused(client: httpx.Client, query: str, status: 
 def test_a_server_with_an_api_key_has_no_previews() -> None:
     _, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 8)})
     with talking_to(app) as here:
-        assert card_of(here, "seed=5") is None
+        assert preview_of(here, "seed=5") is None
         check_error(here.get("/card.png?seed=5"), 404)

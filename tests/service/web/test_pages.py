@@ -1,4 +1,4 @@
-"""What browsers are told: to guess nothing, to load nothing from elsewhere, who may frame."""
+"""Tests of security headers, the Content-Security-Policy and compression."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_reply_has_the_security_headers(client: httpx.Client, path: str) -
     reply = client.get(path)
     assert reply.headers["x-content-type-options"] == "nosniff"
     assert reply.headers["referrer-policy"] == "no-referrer"
-    # Where nothing is said, a proxy's cache keeps what it likes.
+    # Without Cache-Control, proxies may cache a reply.
     asked_again = path in ("/", "/static/app.js")
     assert reply.headers["cache-control"] == ("no-cache" if asked_again else "no-store")
 

@@ -1,4 +1,4 @@
-"""Connections: heads, waits and their number are bounded, whatever a client sends or leaves out."""
+"""Tests of the connection's limits and timeouts, over real sockets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def quick() -> Iterator[httpx.Client]:
 
 
 def send_until_refused(connection: socket.socket, first: bytes, again: bytes, most: int) -> bytes:
-    """Send ``first``, then ``again`` up to ``most`` bytes in all, and read all that comes."""
+    """Send ``first``, then ``again`` up to ``most`` bytes in all; return the reply."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(first)
         for _ in range(most // len(again)):
@@ -156,7 +156,7 @@ def test_an_incomplete_request_times_out(quick: httpx.Client) -> None:
         with dial(quick) as connection:
             connection.sendall(half)
             check_refusal(read_all(connection), 408, "timeout")
-    # However busily it is sent.
+    # Sending a byte now and then does not help.
     with dial(quick) as connection:
         stop = threading.Event()
 
@@ -181,7 +181,7 @@ def test_a_client_that_goes_on_after_a_rejection_is_rejected_once(
         connection.sendall(b"GET /livez HTTP/1.1\r\nno header\r\n\r\n")
         check_refusal(read_all(connection), 400, "malformed")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            while True:  # past the time that a head may take
+            while True:  # longer than the timeout for headers
                 connection.sendall(b"x")
                 time.sleep(0.02)
     assert turned_away(quick, "late") == before
@@ -195,7 +195,7 @@ def test_idle_connections_time_out(quick: httpx.Client) -> None:
         idle.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
         assert read_all(idle).endswith(b"ok\n")
     with dial(quick) as blank, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        while True:  # blank lines begin no request
+        while True:  # blank lines do not begin a request
             blank.sendall(b"\r\n")
             with contextlib.suppress(TimeoutError):
                 blank.settimeout(0.05)
@@ -219,14 +219,14 @@ def test_a_client_that_does_not_read_is_aborted(quick: httpx.Client) -> None:
     before = turned_away(quick, "unread")
     with dial(quick) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        # More than the kernel takes for a socket that nobody reads.
+        # More than the kernel buffers for a socket.
         connection.sendall(
             b"GET /docs/static/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n" * 12
         )
-        until(lambda: turned_away(quick, "unread") == before + 1, "an end of the wait")
+        until(lambda: turned_away(quick, "unread") == before + 1, "the timeout")
 
 
-@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the system cannot tell")
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="needs POLLRDHUP")
 def test_requests_of_disconnected_clients_are_dropped() -> None:
     app_state, app = build({}, {"fake": FakeDecoder(GREY, 8)})
     held, go_on = threading.Event(), threading.Event()
@@ -240,17 +240,17 @@ def test_requests_of_disconnected_clients_are_dropped() -> None:
         with dial(client) as first:
             first.sendall(b"GET /busy HTTP/1.1\r\nHost: x\r\n\r\n")
             assert held.wait(DEADLINE)
-            for _ in range(20):  # the server sees none of them before they have gone
+            for _ in range(20):  # the server accepts them only after they have disconnected
                 with dial(client) as connection:
                     connection.sendall(WHOLE)
             go_on.set()
             assert first.recv(65536).startswith(b"HTTP/1.1 200 ")
-        until(lambda: turned_away(client, "left") == 20, "an end of them")
+        until(lambda: turned_away(client, "left") == 20, "20 dropped requests")
         assert client.post("/v1/samples", json={}).status_code == 200
         engine = app_state.models["fake"].engine
         assert engine.queue.waiting == 0
         kept = re.findall(r"^scanline_images_total.* (\S+)$", client.get("/metrics").text, re.M)
-        assert sum(map(float, kept)) == 1  # nothing was drawn, nor cancelled, for the others
+        assert sum(map(float, kept)) == 1  # none was started for the others
 
 
 def test_idle_connections_make_room(caplog: pytest.LogCaptureFixture) -> None:
@@ -260,11 +260,13 @@ def test_idle_connections_make_room(caplog: pytest.LogCaptureFixture) -> None:
         contextlib.ExitStack() as stack,
     ):
         silent = [stack.enter_context(dial(client)) for _ in range(20)]
-        silent[-1].sendall(b"POST /v1/samples HTTP/1.1\r\nHost: x\r\n")  # half a request is none
+        silent[-1].sendall(
+            b"POST /v1/samples HTTP/1.1\r\nHost: x\r\n"
+        )  # an incomplete request counts as idle
         silent[-2].sendall(HEAD + b"Content-Length: 9\r\n\r\n{")
-        with dial(client) as innocent:
-            innocent.sendall(WHOLE)
-            assert innocent.recv(65536).startswith(b"HTTP/1.1 200 ")
+        with dial(client) as other:
+            other.sendall(WHOLE)
+            assert other.recv(65536).startswith(b"HTTP/1.1 200 ")
         with contextlib.suppress(ConnectionResetError):
             assert silent[0].recv(1) == b""
         assert turned_away(client, "crowded") >= 16

@@ -1,4 +1,4 @@
-"""Connections without a socket: what the server does by itself, by a clock that waits for none."""
+"""Tests of connections without sockets, with a fake clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_client_that_reads_too_slowly_is_aborted(left: int, seconds: int) -> N
         await asyncio.sleep(seconds - 0.5)
         aborted = transport.aborted
         await asyncio.sleep(1)
-        connection.connection_lost(None)  # or its timers go on for ever
+        connection.connection_lost(None)  # stops its timers
         assert not aborted
         assert transport.aborted
         assert server.turned_away("unread") == 1
@@ -45,26 +45,26 @@ def test_a_client_that_reads_too_slowly_is_aborted(left: int, seconds: int) -> N
 
 def test_a_disconnect_reaches_the_first_of_two_pipelined_requests() -> None:
     async def ask_twice_and_leave() -> None:
-        told: list[str] = []
+        messages: list[str] = []
 
         async def wait_for_the_end(scope: Scope, receive: Receive, send: Send) -> None:
             while (message := await receive())["type"] == "http.request":
                 pass
-            told.append(message["type"])
+            messages.append(message["type"])
 
         server = FakeServer(wait_for_the_end)
         for how in ("leaves", "is refused"):
             connection, _ = server.enter()
             connection.data_received(GET + GET)
             await asyncio.sleep(0.1)
-            assert not told
+            assert not messages
             if how == "leaves":
                 connection.connection_lost(None)
             else:
                 connection.data_received(b"no HTTP\r\n\r\n")
             await asyncio.sleep(0.1)
-            assert told == ["http.disconnect"]
-            told.clear()
+            assert messages == ["http.disconnect"]
+            messages.clear()
 
     run_skipping(ask_twice_and_leave())
 
@@ -85,22 +85,22 @@ def test_a_disconnect_stops_the_write_timeout() -> None:
 def test_a_disconnect_stops_the_peer_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks: list[BoundedHttpProtocol] = []
+    checks: list[BoundedHttpProtocol] = []
 
-    def look(connection: BoundedHttpProtocol) -> bool:
-        looks.append(connection)
+    def check(connection: BoundedHttpProtocol) -> bool:
+        checks.append(connection)
         return False
 
-    monkeypatch.setattr(BoundedHttpProtocol, "_peer_closed", look)
+    monkeypatch.setattr(BoundedHttpProtocol, "_peer_closed", check)
 
     async def leave() -> None:
         connection, _ = FakeServer(think).enter()
         connection.data_received(GET * 2)
         await asyncio.sleep(PEER_CHECK_SECONDS * 1.5)
-        assert len(looks) == 1
+        assert len(checks) == 1
         connection.connection_lost(None)
         await asyncio.sleep(PEER_CHECK_SECONDS * 5)
-        assert len(looks) == 1
+        assert len(checks) == 1
 
     run_skipping(leave())
 
@@ -112,49 +112,49 @@ def test_unread_replies_are_limited_in_all(
 
     async def ask_and_read_nothing() -> None:
         server = FakeServer(reply)
-        guests = [server.enter() for _ in range(4)]
+        clients = [server.enter() for _ in range(4)]
 
-        def leave_unread(who: int, unread: int) -> None:
-            connection, transport = guests[who]
+        def set_unread(who: int, unread: int) -> None:
+            connection, transport = clients[who]
             transport.unread = unread
             connection.pause_writing()
 
         for who in range(2):
-            leave_unread(who, 400)
-        guests[0][0].resume_writing()  # it has read everything, and counts no more
-        leave_unread(2, 400)
-        assert not any(transport.aborted for _, transport in guests)
-        leave_unread(3, 400)
-        assert [transport.aborted for _, transport in guests] == [False, True, False, False]
-        leave_unread(0, 1001)
-        assert [transport.aborted for _, transport in guests] == [True, True, True, True]
+            set_unread(who, 400)
+        clients[0][0].resume_writing()  # it has read everything
+        set_unread(2, 400)
+        assert not any(transport.aborted for _, transport in clients)
+        set_unread(3, 400)
+        assert [transport.aborted for _, transport in clients] == [False, True, False, False]
+        set_unread(0, 1001)
+        assert [transport.aborted for _, transport in clients] == [True, True, True, True]
         assert server.turned_away("unread") == 4
-        guests = [server.enter() for _ in range(1999)]
+        clients = [server.enter() for _ in range(1999)]
         for who in range(1998):
-            leave_unread(who, 1)
-            guests[who][1].aborted = False
-        leave_unread(1998, 1000)
-        assert [transport.aborted for _, transport in guests[998:]] == [True] * 1000 + [False]
+            set_unread(who, 1)
+            clients[who][1].aborted = False
+        set_unread(1998, 1000)
+        assert [transport.aborted for _, transport in clients[998:]] == [True] * 1000 + [False]
 
     run_skipping(ask_and_read_nothing())
 
 
 def test_each_of_many_new_connections_replaces_another() -> None:
-    """Though none of those cut off is seen to have gone yet."""
+    """The aborted connections have not been reported as lost yet."""
 
-    async def come() -> None:
+    async def connect() -> None:
         server = FakeServer(reply, ConnectionLimits(connections=2))
-        wires = [server.enter()[1] for _ in range(5)]
-        assert [transport.aborted for transport in wires] == [True, True, True, False, False]
+        transports = [server.enter()[1] for _ in range(5)]
+        assert [transport.aborted for transport in transports] == [True, True, True, False, False]
         assert server.turned_away("crowded") == 3
 
-    run_skipping(come())
+    run_skipping(connect())
 
 
 def test_the_client_with_the_most_connections_makes_room() -> None:
-    """The newest of them, and for a client that then has no more than they."""
+    """Its newest connection is closed, if the new client would not have more than it."""
 
-    async def come() -> None:
+    async def connect() -> None:
         server = FakeServer(think, ConnectionLimits(connections=5))
 
         def ask(address: str) -> FakeTransport:
@@ -169,9 +169,9 @@ def test_the_client_with_the_most_connections_makes_room() -> None:
         assert b"full" in ask("10.0.0.1").sent
         assert server.turned_away("full") == 1
         assert not any(transport.aborted for transport in crowd)
-        others = [ask("2001:db8::1"), ask("2001:db8::2")]  # of one network
+        others = [ask("2001:db8::1"), ask("2001:db8::2")]  # of the same /64 network
         assert [transport.aborted for transport in crowd] == [False] * 3 + [True] * 2
-        assert b"full" in ask("2001:db8::3").sent  # who would have as many
+        assert b"full" in ask("2001:db8::3").sent  # that would be more than the other's
         assert [transport.aborted for transport in crowd] == [False] * 3 + [True] * 2
         another = ask("10.0.0.2")
         assert [transport.aborted for transport in crowd] == [False] * 2 + [True] * 3
@@ -179,7 +179,7 @@ def test_the_client_with_the_most_connections_makes_room() -> None:
         assert server.turned_away("share") == 3
         assert server.turned_away("full") == 2
 
-    run_skipping(come())
+    run_skipping(connect())
 
 
 def test_a_connection_answered_before_its_body_ended_times_out() -> None:
@@ -205,23 +205,21 @@ def test_an_answered_connection_makes_room() -> None:
         first.data_received(GET)
         await asyncio.sleep(0.1)
         assert transport.sent.startswith(b"HTTP/1.1 204 ")
-        _, next_one = server.enter()
-        assert (transport.aborted, next_one.aborted) == (True, False)
+        _, second = server.enter()
+        assert (transport.aborted, second.aborted) == (True, False)
 
     run_skipping(idle())
 
 
 def test_a_rejected_connection_makes_room() -> None:
-    """Behind a request that is being worked on, and now for nobody."""
-
     async def refuse() -> None:
         server = FakeServer(think, ConnectionLimits(connections=1))
         first, transport = server.enter()
         first.data_received(GET)
         first.data_received(b"no HTTP\r\n\r\n")
         assert transport.sent.startswith(b"HTTP/1.1 400 ")
-        _, next_one = server.enter()
-        assert (transport.aborted, next_one.aborted) == (True, False)
+        _, second = server.enter()
+        assert (transport.aborted, second.aborted) == (True, False)
 
     run_skipping(refuse())
 
@@ -233,7 +231,7 @@ def test_pipelined_requests_are_limited() -> None:
         assert not transport.aborted
         connection.data_received(GET)
         assert transport.aborted
-        assert transport.sent == b""  # which the client would take for the first one's answer
+        assert transport.sent == b""  # an error would pass for the first request's reply
 
     run_skipping(hurry())
 
@@ -245,17 +243,17 @@ def test_the_body_of_a_queued_request_does_not_time_out() -> None:
         connection.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
         await asyncio.sleep(10)
         assert not transport.aborted
-        await asyncio.sleep(100)  # the first is answered, and it has the time of any other
+        await asyncio.sleep(100)  # the first is answered, and the body has its usual timeout
         assert transport.sent.startswith(b"HTTP/1.1 204 ")
 
     run_skipping(queue())
 
 
 def test_a_rejection_disconnects_the_application_at_once() -> None:
-    heard: list[str] = []
+    messages: list[str] = []
 
     async def listen(scope: Scope, receive: Receive, send: Send) -> None:
-        heard.append((await receive())["type"])
+        messages.append((await receive())["type"])
 
     async def break_off() -> None:
         connection, _ = FakeServer(listen).enter()
@@ -263,7 +261,7 @@ def test_a_rejection_disconnects_the_application_at_once() -> None:
         await asyncio.sleep(0)
         connection.data_received(b"no number\r\n")
         await asyncio.sleep(0.1)
-        assert heard == ["http.disconnect"]
+        assert messages == ["http.disconnect"]
 
     run_skipping(break_off())
 
@@ -276,14 +274,14 @@ def test_a_connection_answered_before_its_body_ended_makes_room() -> None:
         await asyncio.sleep(0.1)
         assert transport.sent.startswith(b"HTTP/1.1 204 ")
         first.data_received(b"12345")
-        _, next_one = server.enter()
-        assert (transport.aborted, next_one.aborted) == (True, False)
+        _, second = server.enter()
+        assert (transport.aborted, second.aborted) == (True, False)
 
     run_skipping(go_on())
 
 
 def test_lingering_connections_make_no_room() -> None:
-    async def come() -> None:
+    async def connect() -> None:
         server = FakeServer(think, ConnectionLimits(connections=2))
         for _ in range(2):
             server.enter("10.0.0.1")[0].data_received(GET)
@@ -291,11 +289,11 @@ def test_lingering_connections_make_no_room() -> None:
         assert all(b"full" in transport.sent for transport in more)
         assert server.turned_away("full") == 3
 
-    run_skipping(come())
+    run_skipping(connect())
 
 
 def test_closed_lingering_connections_make_no_room() -> None:
-    async def come() -> None:
+    async def connect() -> None:
         server = FakeServer(think, ConnectionLimits(connections=1))
         server.enter("10.0.0.1")[0].data_received(GET)
         for _ in range(connection_limiter.MAX_LINGERING + 3):
@@ -303,4 +301,4 @@ def test_closed_lingering_connections_make_no_room() -> None:
             assert b"full" in transport.sent
             connection.connection_lost(None)
 
-    run_skipping(come())
+    run_skipping(connect())

@@ -1,4 +1,4 @@
-"""What a connection takes for a request's head and body (RFC 9110 and 9112)."""
+"""Tests of request framing (RFC 9110 and 9112)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_number_of_headers_is_limited(more: int, status: bytes) -> None:
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the body."""
+    """Reply with the request's body."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -48,7 +48,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 def test_a_body_after_an_upgrade_offer_is_not_parsed_as_a_request(
     length: str, body: bytes, at_once: int
 ) -> None:
-    """As Java's client sends every one: it offers HTTP/2."""
+    """Java's HTTP client offers an upgrade to HTTP/2 with every request."""
     upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c"
     head = f"PUT /a HTTP/1.1\r\nHost: x\r\n{upgrade}\r\n{length}\r\n\r\n".encode()
     sent = (head + body) * 2 + GET
@@ -77,7 +77,7 @@ def test_a_body_after_an_upgrade_offer_with_connection_close(version: str) -> No
         await asyncio.sleep(0.1)
         assert transport.sent.count(b"HTTP/1.1 200 OK\r\n") == 1
         assert transport.sent.endswith(b"\r\n\r\n" + GET)
-        assert transport.aborted  # that is, closed
+        assert transport.aborted  # or closed
         connection.connection_lost(None)
 
     run_skipping(ask())

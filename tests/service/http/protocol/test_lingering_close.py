@@ -1,4 +1,4 @@
-"""Clients who still send as they are answered, or have gone: heard out, or drawn for no more."""
+"""Tests of the lingering close, and of clients that disconnect early."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.service.fixtures import (
 
 @contextlib.contextmanager
 def dialled(app_state: AppState, app: FastAPI) -> Iterator[socket.socket]:
-    """Serve an application, and give a connection to it."""
+    """Serve an application and yield a connection to it."""
     with (
         listening(app, lambda: app_state.ready) as url,
         httpx.Client(base_url=url, timeout=60) as client,
@@ -48,7 +48,7 @@ def dialled(app_state: AppState, app: FastAPI) -> Iterator[socket.socket]:
 @pytest.mark.parametrize("closes", [b"", b"Connection: close\r\n"])
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_client_that_sends_too_much_can_read_its_error(announced: bool, closes: bytes) -> None:
-    """A connection closed with bytes unread is reset, and what was written is lost with it."""
+    """Closing a connection with unread bytes resets it, and the client loses the reply."""
     body, size = b" " * 2**16, 2**22
     if announced:
         length, piece, end = b"Content-Length: %d\r\n\r\n" % size, body, b""
@@ -90,10 +90,10 @@ def test_a_connection_over_the_limit_gets_a_json_error(caplog: pytest.LogCapture
             connection.sendall(WHOLE)
         engine = app_state.models["fake"].engine
         until(lambda: engine.slots_in_use + engine.queue.waiting == 2, "two requests")
-        for _ in range(8):  # each has sent its request before it is told
-            with dial(client) as one_more:
-                one_more.sendall(WHOLE)
-                check_refusal(read_all(one_more), 503, "full")
+        for _ in range(8):  # each sends its request before it reads the error
+            with dial(client) as refused:
+                refused.sendall(WHOLE)
+                check_refusal(read_all(refused), 503, "full")
         go_on.set()
         for connection in busy:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
@@ -104,7 +104,7 @@ def test_a_connection_over_the_limit_gets_a_json_error(caplog: pytest.LogCapture
 
 def test_a_request_that_ends_during_its_reply_gets_all_of_it() -> None:
     app_state, app = build()
-    piece, waits = b"x" * 2**24, threading.Event()  # more than a socket holds
+    piece, waits = b"x" * 2**24, threading.Event()  # more than a socket buffers
 
     class Pieces(Response):
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +112,9 @@ def test_a_request_that_ends_during_its_reply_gets_all_of_it() -> None:
             headers = [(b"connection", b"close"), (b"content-length", b"%d" % (2 * len(piece)))]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send(body | {"more_body": True})
-            asyncio.get_running_loop().call_later(0.05, waits.set)  # until the first is read
+            asyncio.get_running_loop().call_later(
+                0.05, waits.set
+            )  # once the first piece is being read
             await send(body)
 
     app.add_api_route("/large", lambda: Pieces(), methods=["POST"])
@@ -126,7 +128,7 @@ def test_a_request_that_ends_during_its_reply_gets_all_of_it() -> None:
 
 
 def test_a_half_closed_connection_gets_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that closes its own side behind its requests, as ``nc -N`` does."""
+    """``nc -N`` closes its own side after its requests."""
     monkeypatch.setattr(connections, "PEER_CHECK_SECONDS", 0.02)
     app_state, app = build()
     shown, go_on = threading.Event(), threading.Event()
@@ -146,7 +148,7 @@ def test_a_half_closed_connection_gets_its_reply(monkeypatch: pytest.MonkeyPatch
         assert shown.wait(DEADLINE)
         connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
         connection.shutdown(socket.SHUT_WR)
-        time.sleep(0.2)  # ten looks
+        time.sleep(0.2)  # ten checks
         go_on.set()
         assert b"\r\n\r\nfirstlast" in read_all(connection)
 
@@ -166,19 +168,19 @@ def test_lingering_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> N
         for _ in range(3):
             refused = stack.enter_context(dial(client))
             check_refusal(read_all(refused), 503, "full")
-        with pytest.raises((BrokenPipeError, ConnectionResetError)):  # the last is not
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):  # the third does not linger
             until(lambda: refused.sendall(b" "), "its end")
         go_on.set()
         assert busy.recv(65536).startswith(b"HTTP/1.1 200 ")
         busy.close()
-        # Those who are heard out take nobody's place.
+        # Lingering connections do not count towards the limit.
         until(lambda: engine.running == 0)
-        with dial(client) as next_one:
-            next_one.sendall(WHOLE)
-            assert next_one.recv(65536).startswith(b"HTTP/1.1 200 ")
+        with dial(client) as another:
+            another.sendall(WHOLE)
+            assert another.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the system cannot tell")
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="needs POLLRDHUP")
 def test_a_disconnect_with_a_queued_request_cancels_the_generation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -189,18 +191,18 @@ def test_a_disconnect_with_a_queued_request_cancels_the_generation(
     with talking_to(app) as client:
         with dial(client) as connection:
             connection.sendall(WHOLE)
-            until(lambda: app_state.models["fake"].engine.running == 1, "a drawing")
+            until(lambda: app_state.models["fake"].engine.running == 1, "a running image")
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-        until(lambda: turned_away(client, "left") == 1, "the server's noticing")
+        until(lambda: turned_away(client, "left") == 1, "the disconnect")
         go_on.set()
-        until(lambda: idle(app_state), "the end of what nobody reads")
+        until(lambda: idle(app_state), "the cancellation")
         text = client.get("/metrics").text
     ended = re.findall(r'^scanline_images_total.*"cancelled".* (\S+)$', text, re.M)
     assert sum(map(float, ended)) == 1
 
 
 def test_a_failed_server_cancels_generations_of_other_models() -> None:
-    """As where one model can draw no more, and the process ends: what others draw is for nobody."""
+    """If one engine is broken, the process ends, and no client could read the other images."""
     decoder = FakeDecoder(GREY, 1)
     decoder.before_step = lambda slots: time.sleep(0.02)
     app_state, app = build({"drain_seconds": 3600}, {"fake": decoder})
@@ -208,6 +210,6 @@ def test_a_failed_server_cancels_generations_of_other_models() -> None:
         headers = {"Prefer": "respond-async"}
         begun = httpx.post(f"{url}/v1/samples", json={"n": 100}, headers=headers, timeout=60).json()
         generation = app_state.models["fake"].engine.queue.find(begun["id"])
-        app_state.failure = "another model can draw no more"
+        app_state.failure = "another model cannot draw any more"
     assert generation is not None
     assert generation.closed
