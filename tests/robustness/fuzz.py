@@ -2,10 +2,10 @@
 
 Starts a server with the shipped ``mnist`` on the loopback interface, sends the given number of
 random requests, each generated from a seed, to all routes, and prints the replies' statuses. Then
-it disconnects a thousand clients during their requests and checks that all slots are free again. The
-exit status is 1 if a reply was a 5xx, a connection broke without a reply, or a slot was not freed.
-Further options, such as ``--cluster --max-replicas 2``, are passed on to the server. Memory is that
-of all its processes.
+it disconnects a thousand clients during their requests and checks that all slots are free again.
+The exit status is 1 if a reply was a 5xx, a connection broke without a reply, or a slot was not
+freed. Further options, such as ``--cluster --max-replicas 2``, are passed on to the server. Memory
+is that of all its processes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Command ``python -m tests.robustness.attacks``.
 
 Starts a server with the shipped ``mnist`` on the loopback interface, or uses the one of ``--url``
-and ``--pid``. Runs each attack for a few seconds and prints a table: how long requests of one image by
-another client took meanwhile, and the server's memory.
+and ``--pid``. Runs each attack for a few seconds and prints a table: how long requests of one image
+by another client took meanwhile, and the server's memory.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Attack:
     """Behaviour of an attack's connections.
 
     Each of ``connections`` at once sends ``first``, then ``again`` up to ``most`` bytes in all.
-    Then it reads for ``patience`` seconds, or until the server closes the connection, and disconnects.
+    Then it reads for ``patience`` seconds, or until the server closes the connection, and leaves.
     """
 
     first: bytes
