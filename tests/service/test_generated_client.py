@@ -41,7 +41,7 @@ class GeneratedClient:
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratedClient]:
     if not TOOL.exists():
         pytest.skip("needs openapi-python-client: pip install '.[e2e]'")
-    folder = tmp_path_factory.mktemp("made")
+    folder = tmp_path_factory.mktemp("generated")
     app_state, app = build({"api_key": KEY})
     with listening(app, lambda: app_state.ready) as url:
         command = [str(TOOL), "generate", "--url", f"{url}/openapi.json", "--meta", "none",
@@ -49,9 +49,9 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GeneratedCli
         subprocess.run(command, capture_output=True, check=True, cwd=folder)
         sys.path.insert(0, str(folder))
         try:
-            made = GeneratedClient(url)
-            with generated.client:
-                yield made
+            client = GeneratedClient(url)
+            with client.client:
+                yield client
         finally:
             sys.path.remove(str(folder))
             for name in [name for name in sys.modules if name.startswith("generated_client")]:

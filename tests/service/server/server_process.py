@@ -88,7 +88,7 @@ def serving(
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_ready(url, process, said=log.read_text)
+        wait_ready(url, process, output=log.read_text)
         with httpx.Client(base_url=url, timeout=60) as client:
             yield Running(process, client, url, log)
     finally:
