@@ -100,7 +100,7 @@ def test_saving_creates_the_folder_and_replaces_the_file(tmp_path: Path) -> None
     assert [file.name for file in path.parent.iterdir()] == ["net.safetensors"]
 
 
-# Files that are no checkpoint of ours.
+# Files that are not Scanline checkpoints.
 
 
 def rewritten(

@@ -178,8 +178,8 @@ def test_paper_presets_match_the_authors_networks(name: str, steps: int, layers:
             expected |= {f"{block}.{part}.weight": (256,), f"{block}.{part}.bias": (256,)}
     assert shapes == expected
     one_layer = 4 * (256 * 256 + 256) + 2 * 256 * 1024 + 1024 + 256 + 4 * 256
-    theirs = 256 * 128 + layers * one_layer + 2 * 256 + 30 * 256 + 30
-    assert sum(p.numel() for p in network.parameters()) == theirs + 256  # plus our start vector
+    count = 256 * 128 + layers * one_layer + 2 * 256 + 30 * 256 + 30
+    assert sum(p.numel() for p in network.parameters()) == count + 256  # plus our start vector
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from scanline.model.noise import image_noise
 from tests.conftest import random_network, tiny_config
 
 BACKENDS = ("reference", "native", pytest.param("triton", marks=pytest.mark.gpu))
-# What bits may differ by from the network's own: the coarsest precision that a backend may have by
-# default, which for native is the CPU's choice.
+# Tolerance of bits compared with the network: the coarsest default precision of each backend. The
+# default of native depends on the CPU.
 PRECISION = {"reference": torch.float32, "native": torch.bfloat16, "triton": torch.bfloat16}
 
 
@@ -52,7 +52,7 @@ CONV = tiny_config(
 )
 KINDS = {"grey": GREY, "rgb": RGB, "paper": PAPER, "conv": CONV}
 every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
-# And those of which a backend may know nothing.
+# Including layers that a backend may not support.
 LAYERS = KINDS | {"softmax": dataclasses.replace(GREY, attention="softmax")}
 every_layer = pytest.mark.parametrize("config", LAYERS.values(), ids=LAYERS.keys())
 

@@ -42,7 +42,7 @@ def sharpened(config: ModelConfig) -> LinearTransformer:
     with torch.no_grad():
         if config.head == "categorical":
             network.head.predictor.weight.mul_(0.4)
-            network.head.predictor.bias[5:] -= 25  # five values, all but never another
+            network.head.predictor.bias[5:] -= 25  # five likely values
         assert network.label_embedding is not None
         network.label_embedding.weight.mul_(2)
     return network

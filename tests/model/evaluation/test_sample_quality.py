@@ -42,9 +42,8 @@ def test_sample_quality_fields(name: str) -> None:
     # Every third image is left out: 0, 1, 3, 4, 6, …
     chosen = real.take(np.arange(30) * 45 // 30)
     assert chosen.labels is not None
-    labels = (
-        [0, 1, 2] * 10 if name == "mnist" else chosen.labels.tolist()
-    )  # the test images' labels
+    # A folder's samples have the labels of the test images.
+    labels = [0, 1, 2] * 10 if name == "mnist" else chosen.labels.tolist()
     drawn = generate(tiny_model(), 30, seed=7, label=labels, guidance=2, top_p=0.95)
     seen, features = classifier.predict(drawn.images)
     assert quality.samples == 30

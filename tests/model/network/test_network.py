@@ -83,9 +83,8 @@ def test_rows_prefill_to_different_lengths(config: ModelConfig) -> None:
             assert_close(actual[one], expected)
         assert_close(bits[row, :length], whole[row, :length])
         assert (bits[row, length:] == 0).all()
-    assert all(
-        (part[0] == 0).all() for part in tensors(state)
-    )  # a row without pixels has the initial state
+    # A row without pixels has the initial state.
+    assert all((part[0] == 0).all() for part in tensors(state))
 
 
 @torch.no_grad()

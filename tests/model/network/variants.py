@@ -49,7 +49,7 @@ def variants() -> dict[str, ModelConfig]:
 
 
 VARIANTS = variants()
-# Each third holds every three options that can meet, and of each ninth this one every two.
+# Every third config already covers all triples of interacting options; every ninth all pairs.
 every_variant = pytest.mark.parametrize(
     "config",
     [
@@ -60,7 +60,7 @@ every_variant = pytest.mark.parametrize(
 FEW = {name: config for i, (name, config) in enumerate(VARIANTS.items()) if i % 9 == 1}
 few_variants = pytest.mark.parametrize("config", FEW.values(), ids=FEW.keys())
 
-# A network of every kind of layer that the config names, whoever may draw with it.
+# One config for each kind of layer, supported by all backends or not.
 LAYERS = {
     f"{option}-{value}": tiny_config(channels=3, classes=("cat", "dog"), **{option: value})
     for option in ("attention", "feature_map", "short_conv")
