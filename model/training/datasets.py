@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scanline.model.config import CIFAR10_CLASSES, DIGITS, PRESETS, ModelConfig
 from scanline.model.data.dataset import Dataset, content_order, load_dataset, split_validation
@@ -24,27 +24,38 @@ _NOT_SPLIT = "all of the folder, which may include training images"
 _ALL_SEEN = "the model was trained on all of them"
 
 
+class DataSource(NamedTuple):
+    """A user's choice of images: a data set or a folder.
+
+    Args:
+        dataset: name of a data set, or of a preset for training.
+        images: folder of images.
+        data_dir: folder of the data sets; None searches the default folders.
+        download: download a missing data set.
+    """
+
+    dataset: str | None = None
+    images: Path | None = None
+    data_dir: Path | None = None
+    download: bool = False
+
+
 def load_training_data(
-    dataset: str | None,
-    images: Path | None,
-    size: int | None,
-    grey: bool,
-    hold_out: int | None,
-    data_dir: Path | None,
-    download: bool,
+    source: DataSource,
+    hold_out: int | None = None,
+    *,
+    size: int | None = None,
+    grey: bool = False,
     start: Mapping[str, Any] | None = None,
 ) -> tuple[Dataset, Dataset | None]:
     """Read the training images, and split off images for validation; never read the test set.
 
     Args:
-        dataset: name of a preset or data set, or None for a folder of images.
-        images: folder of images, or None.
-        size: pixels a side of the images of a folder; None means 28.
-        grey: read the images of a folder in greyscale.
+        source: data set or folder.
         hold_out: number of images for validation. None means those that the run of ``start`` held
             out of the same images, else 10 %, at most 1,000.
-        data_dir: folder of the data sets.
-        download: download a missing data set.
+        size: pixels a side of the images of a folder; None means 28.
+        grey: read the images of a folder in greyscale.
         start: metadata of the checkpoint that the run starts from.
 
     Returns:
@@ -53,12 +64,12 @@ def load_training_data(
     Raises:
         ValueError: the options contradict each other, or no training images are left.
     """
-    check_data_options(dataset, images, size, grey, data_dir, download)
-    if images is not None:
-        data = load_image_folder(images, size or DEFAULT_SIZE, grey)
+    check_training_source(source, size, grey)
+    if source.images is not None:
+        data = load_image_folder(source.images, size or DEFAULT_SIZE, grey)
     else:
-        name = str(dataset).removesuffix("-paper")
-        data = load_dataset(name, "train", data_dir, download=download)
+        name = str(source.dataset).removesuffix("-paper")
+        data = load_dataset(name, "train", source.data_dir, download=source.download)
     unseen = _unseen_count(data, start or {})
     training, validation = _split_default(data, (unseen or None) if hold_out is None else hold_out)
     seen = 0 if validation is None or unseen is None else len(validation) - unseen
@@ -69,15 +80,9 @@ def load_training_data(
     return training, validation
 
 
-def check_data_options(
-    dataset: str | None,
-    images: Path | None,
-    size: int | None,
-    grey: bool,
-    data_dir: Path | None,
-    download: bool,
-) -> None:
-    """Raise ``ValueError`` unless the options of ``load_training_data`` name one source of data."""
+def check_training_source(source: DataSource, size: int | None, grey: bool) -> None:
+    """Raise ``ValueError`` unless the options name one source of training data."""
+    dataset, images, data_dir, download = source
     if (dataset is None) == (images is None):
         raise ValueError("choose what to train on: mnist, cifar10, or --images FOLDER")
     if images is not None:
@@ -138,48 +143,40 @@ def _split_as_trained(
     return parts if dataset_fingerprint(parts[0]) == facts.get("trained_on") else None
 
 
-def load_test_data(
-    config: ModelConfig,
-    facts: Mapping[str, Any],
-    dataset: str | None,
-    images: Path | None,
-    data_dir: Path | None,
-    download: bool,
-) -> Dataset:
+def load_test_data(config: ModelConfig, facts: Mapping[str, Any], source: DataSource) -> Dataset:
     """Read the images to evaluate a model on.
 
     Args:
         config: the model's network.
         facts: the metadata of its checkpoint.
-        dataset: data set whose test set to read; None means the one with the model's classes.
-        images: folder of images to read instead. If the model was trained on it, only the images
-            that were held out are returned, or all with a note if none were.
-        data_dir: folder of the data sets.
-        download: download a missing data set.
+        source: a data set, whose test set is read, or a folder. Without either, the test set with
+            the model's classes is read. If the model was trained on the folder, only the held-out
+            images are returned, or all with a note if there are none.
 
     Raises:
         ValueError: the options contradict each other, or no test set fits the model.
     """
-    if images is not None:
-        data = _load_folder_for(config, images, dataset, data_dir, download)
+    if source.images is not None:
+        data = _load_folder_for(config, source.images, source)
         parts = _split_as_trained(data, facts)
         if parts is not None and parts[1] is not None:
             return _with_seen_note(data, parts[1], facts)
         mixed = data.take(content_order(data, seed=0))  # mixes the classes
         return replace(mixed.with_note(_ALL_SEEN if parts else _NOT_SPLIT), seen=parts is not None)
     known = {DIGITS: "mnist", CIFAR10_CLASSES: "cifar10"}
-    if dataset is None and config.classes not in known:
+    if source.dataset is None and config.classes not in known:
         raise ValueError(
             "choose what to measure on: --images FOLDER, or --dataset mnist or cifar10"
         )
-    data = load_dataset(dataset or known[config.classes], "test", data_dir, download=download)
+    name = source.dataset or known[config.classes]
+    data = load_dataset(name, "test", source.data_dir, download=source.download)
     check_image_shape(config, data)
     return data
 
 
-def _load_folder_for(config: ModelConfig, images: Path, *others: object) -> Dataset:
-    """Read a folder in a model's size and channels; raise if ``others`` are given as well."""
-    if any(others):
+def _load_folder_for(config: ModelConfig, images: Path, source: DataSource) -> Dataset:
+    """Read a folder in a model's size and channels; raise if other options are given as well."""
+    if source.dataset or source.data_dir or source.download:
         raise ValueError(
             "--dataset, --data-dir and --download are for mnist and cifar10, not for --images"
         )
@@ -187,12 +184,7 @@ def _load_folder_for(config: ModelConfig, images: Path, *others: object) -> Data
 
 
 def load_judge_data(
-    config: ModelConfig,
-    facts: Mapping[str, Any],
-    dataset: str | None,
-    images: Path | None,
-    data_dir: Path | None,
-    download: bool,
+    config: ModelConfig, facts: Mapping[str, Any], source: DataSource
 ) -> tuple[Dataset, Dataset]:
     """Read the images to train the judge's classifier on, and those to compare samples with.
 
@@ -202,25 +194,22 @@ def load_judge_data(
     Args:
         config: the model's network.
         facts: the metadata of its checkpoint.
-        dataset: as for ``load_test_data``.
-        images: as for ``load_test_data``.
-        data_dir: folder of the data sets.
-        download: download a missing data set.
+        source: as for ``load_test_data``.
 
     Raises:
         ValueError: as ``load_test_data``, or the folder holds a single image.
     """
-    if images is None:
-        test = load_test_data(config, facts, dataset, None, data_dir, download)
-        return load_dataset(test.name, "train", data_dir, download=download), test
-    data = _load_folder_for(config, images, dataset, data_dir, download)
+    if source.images is None:
+        test = load_test_data(config, facts, source)
+        return load_dataset(test.name, "train", source.data_dir, download=source.download), test
+    data = _load_folder_for(config, source.images, source)
     parts = _split_as_trained(data, facts)
     if parts is not None and parts[1] is not None:
         return parts[0], _with_seen_note(data, parts[1], facts)
     if len(data) < 2:
         raise ValueError(
-            f"{images} holds one image: judging samples needs at least two, because the judge is "
-            "trained on some images and compares with others"
+            f"{source.images} holds one image: judging samples needs at least two, because the "
+            "judge is trained on some images and compares with others"
         )
     training, test = _split(data, max(1, _default_held_out(data)))
     return training, test if parts is None else test.with_note(_ALL_SEEN)

@@ -13,7 +13,8 @@ from scanline.model.data.dataset import Dataset
 from scanline.model.training.config import TrainingConfig, check_shift
 from scanline.model.training.datasets import (
     DEFAULT_SIZE,
-    check_data_options,
+    DataSource,
+    check_training_source,
     load_training_data,
 )
 from scanline.model.training.distributed import choose_process_count
@@ -31,8 +32,7 @@ class RunOptions:
     """A user's options for a training run, as in ``scanline train``.
 
     Args:
-        dataset: preset, whose data set to train on.
-        images: folder of images to train on instead.
+        source: preset, whose data set to train on, or folder of images.
         size: side in pixels to which the folder's images are scaled; None for the default.
         grey: convert the folder's images to grey.
         out: folder of the run; None for the default.
@@ -43,12 +43,9 @@ class RunOptions:
         overrides: changes to the preset's network.
         processes: number of data-parallel processes; None for the default.
         hold_out: number of images kept for validation; None for the default.
-        data_dir: folder of the data sets.
-        download: download a missing data set.
     """
 
-    dataset: str | None = None
-    images: Path | None = None
+    source: DataSource
     size: int | None = None
     grey: bool = False
     out: Path | None = None
@@ -59,8 +56,6 @@ class RunOptions:
     overrides: NetworkOverrides = field(default_factory=NetworkOverrides)
     processes: int | None = None
     hold_out: int | None = None
-    data_dir: Path | None = None
-    download: bool = False
 
 
 class PreparedRun(NamedTuple):
@@ -82,7 +77,8 @@ def prepare_run(options: RunOptions) -> PreparedRun:
         CheckpointError: the run to resume or the checkpoint to start from cannot be used.
         OSError: the data cannot be read.
     """
-    folder = choose_run_folder(options.out, options.dataset, options.images, options.resume)
+    source = options.source
+    folder = choose_run_folder(options.out, source.dataset, source.images, options.resume)
     size, grey, hold_out = options.size, options.grey, options.hold_out
     saved_run = read_saved_run(folder) if options.resume else None
     if saved_run is None:
@@ -95,26 +91,22 @@ def prepare_run(options: RunOptions) -> PreparedRun:
         training_config = replace(saved_run.training_config, **explicit)
         hold_out = saved_run.held_out if hold_out is None else hold_out
     resumed = None if saved_run is None else saved_run.network
-    check_data_options(
-        options.dataset, options.images, size, grey, options.data_dir, options.download
-    )
+    check_training_source(source, size, grey)
     choose_process_count(training_config.batch, options.processes)
     previous = resumed or (read_config(options.start_from) if options.start_from else None)
-    if options.images is not None and previous is not None:
+    if source.images is not None and previous is not None:
         size, grey = size or previous.height, grey or previous.channels == 1
-    preset = PRESETS[options.dataset or "cifar10"]
+    preset = PRESETS[source.dataset or "cifar10"]
     network = options.overrides.apply(previous or preset)
-    side = preset.height if options.images is None else size or DEFAULT_SIZE
+    side = preset.height if source.images is None else size or DEFAULT_SIZE
     check_shift(training_config.shift, side)
     if saved_run is not None:
-        check_same_architecture(options.dataset, saved_run.network)
+        check_same_architecture(source.dataset, saved_run.network)
         check_resumable(folder / "training.pt", saved_run.saved, network, training_config)
-    data, validation = load_training_data(
-        options.dataset, options.images, size, grey, hold_out, options.data_dir, options.download,
-        load_facts(options.start_from) if options.start_from else None,
-    )  # fmt: skip
+    start = load_facts(options.start_from) if options.start_from else None
+    data, validation = load_training_data(source, hold_out, size=size, grey=grey, start=start)
     network = choose_network(
-        options.dataset, data, options.overrides, start_from=options.start_from, resumed=resumed
+        source.dataset, data, options.overrides, start_from=options.start_from, resumed=resumed
     )
     run = Run(
         network=network,

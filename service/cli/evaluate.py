@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from scanline.model.checkpoint import Checkpoint, SamplingDefaults
     from scanline.model.data.dataset import Dataset
     from scanline.model.evaluation.classifier import Classifier
+    from scanline.model.training.datasets import DataSource
 
 # The other options of each mode. The first mode is the likelihood of a test set.
 MODE_OPTIONS = {
@@ -35,15 +36,6 @@ MODE_OPTIONS = {
     "--holes": ("--epochs",),
 }  # fmt: skip
 PARTICLES = (1, 8, 64)  # numbers of particles that --holes compares
-
-
-class DataSource(NamedTuple):
-    """Options that select the images to evaluate on."""
-
-    dataset: str | None
-    images: Path | None
-    data_dir: Path | None
-    download: bool
 
 
 def evaluate(
@@ -119,6 +111,7 @@ def evaluate(
     """
     from scanline.kernels.native.abi import precision_of
     from scanline.model.checkpoint import load_by_name
+    from scanline.model.training.datasets import DataSource
 
     given = {
         "--label": label or None, "--limit": limit, "--record": record or None,
@@ -291,7 +284,7 @@ def _check_decoding(checkpoint: Checkpoint) -> None:
 def _load_test_data(checkpoint: Checkpoint, source: DataSource, limit: int | None) -> Dataset:
     from scanline.model.training.datasets import load_test_data
 
-    data = load_test_data(checkpoint.model.config, checkpoint.facts, *source)
+    data = load_test_data(checkpoint.model.config, checkpoint.facts, source)
     return data.take(slice(limit)) if limit else data
 
 
@@ -300,7 +293,7 @@ def _load_judge_data(checkpoint: Checkpoint, source: DataSource) -> tuple[Datase
     from scanline.model.training.datasets import load_judge_data
 
     _check_decoding(checkpoint)
-    return load_judge_data(checkpoint.model.config, checkpoint.facts, *source)
+    return load_judge_data(checkpoint.model.config, checkpoint.facts, source)
 
 
 def _load_classifier(training: Dataset, epochs: int | None) -> Classifier:

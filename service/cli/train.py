@@ -96,6 +96,7 @@ def train(
     download: Download = False,
 ) -> None:
     """Train a model on MNIST, CIFAR-10 or a folder of pictures; --resume continues after Ctrl-C."""
+    from scanline.model.training.datasets import DataSource
     from scanline.model.training.network_choice import NetworkOverrides
     from scanline.model.training.setup import RunOptions, prepare_run
     from scanline.service.cli.grid import save_progress
@@ -110,8 +111,7 @@ def train(
         layers=layers, width=width, heads=heads, attention=attention, feature_map=feature_map
     )
     options = RunOptions(
-        dataset=dataset,
-        images=images,
+        source=DataSource(dataset, images, data_dir, download),
         size=size,
         grey=grey,
         out=out,
@@ -122,8 +122,6 @@ def train(
         overrides=overrides,
         processes=processes,
         hold_out=hold_out,
-        data_dir=data_dir,
-        download=download,
     )
     prepared = prepare_run(options)
     if summary := prepared.run.execute(

@@ -13,7 +13,12 @@ from PIL import Image
 from scanline.model.config import PRESETS
 from scanline.model.data.dataset import Dataset, load_dataset, split_validation
 from scanline.model.training import datasets
-from scanline.model.training.datasets import load_judge_data, load_test_data, load_training_data
+from scanline.model.training.datasets import (
+    DataSource,
+    load_judge_data,
+    load_test_data,
+    load_training_data,
+)
 from scanline.model.training.resume import dataset_fingerprint
 from tests.conftest import tiny_config
 from tests.dataset_files import hide_other_data, write_cifar, write_mnist
@@ -32,9 +37,7 @@ def folder_of_images(tmp_path: Path) -> Path:
 
 def test_number_of_held_out_images(folder_of_images: Path) -> None:
     def sizes(hold_out: int | None) -> tuple[int, int]:
-        data, validation = load_training_data(
-            None, folder_of_images, 8, False, hold_out, None, False
-        )
+        data, validation = load_training_data(DataSource(images=folder_of_images), hold_out, size=8)
         assert data.images.shape[1:] == (8, 8, 3)
         assert data.classes == ("a", "b")
         return len(data), 0 if validation is None else len(validation)
@@ -67,13 +70,13 @@ def test_training_images_are_not_used_for_evaluation(
     if hold_out is not None and hold_out >= count:
         return
     numbered(count, monkeypatch)
-    given, grey = (Path("images"), None, False), tiny_config(height=2, width=2)
-    data, validation = load_training_data(None, given[0], 2, True, hold_out, None, False)
+    source, grey = DataSource(images=Path("images")), tiny_config(height=2, width=2)
+    data, validation = load_training_data(source, hold_out, size=2, grey=True)
     held_out = 0 if validation is None else len(validation)
     assert held_out == (min(1000, count // 10) if hold_out is None else hold_out)
     facts = {"trained_on": dataset_fingerprint(data), "held_out": held_out}
-    training_images, test_images = load_judge_data(grey, facts, None, *given)
-    measured = load_test_data(grey, facts, None, *given)
+    training_images, test_images = load_judge_data(grey, facts, source)
+    measured = load_test_data(grey, facts, source)
     assert not numbers(training_images) & numbers(test_images)
     for evaluated in (measured, test_images):
         if held_out:
@@ -82,9 +85,9 @@ def test_training_images_are_not_used_for_evaluation(
         else:
             assert "the model was trained on all of them" in evaluated.note
     if hold_out is None and held_out:  # metadata of an earlier version
-        assert numbers(load_judge_data(grey, {}, None, *given)[1]) == numbers(validation)
+        assert numbers(load_judge_data(grey, {}, source)[1]) == numbers(validation)
     for other in ({}, facts | {"trained_on": "other"}, facts | {"held_out": count}):
-        everything = load_test_data(grey, other, None, *given)
+        everything = load_test_data(grey, other, source)
         assert len(everything) == count
         assert "which may include training images" in everything.note
 
@@ -92,20 +95,20 @@ def test_training_images_are_not_used_for_evaluation(
 def test_images_added_to_folder_do_not_change_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = (None, Path("images"), 2, True, 5, None, False)
+    source = DataSource(images=Path("images"))
     numbered(40, monkeypatch)
-    trained, _ = load_training_data(*given)
+    trained, _ = load_training_data(source, 5, size=2, grey=True)
     numbered(60, monkeypatch)
-    _, validation = load_training_data(*given)
+    _, validation = load_training_data(source, 5, size=2, grey=True)
     assert not numbers(trained) & numbers(validation)
 
 
 def test_first_images_of_folder_are_of_every_class(folder_of_images: Path) -> None:
-    given: tuple[Any, ...] = (tiny_config(), {}, None, folder_of_images, None, False)
-    labels = load_test_data(*given).labels
+    source = DataSource(images=folder_of_images)
+    labels = load_test_data(tiny_config(), {}, source).labels
     assert labels is not None
     assert labels[:12].tolist() != sorted(labels[:12])
-    held_out = load_judge_data(*given)[1].labels
+    held_out = load_judge_data(tiny_config(), {}, source)[1].labels
     assert held_out is not None
     np.testing.assert_array_equal(held_out, labels[: len(held_out)])
 
@@ -116,7 +119,7 @@ def test_training_data_of_a_data_set_and_errors(
     hide_other_data(monkeypatch)
     write_mnist(tmp_path / "mnist")
     for name in ("mnist", "mnist-paper"):
-        data, validation = load_training_data(name, None, None, False, 2, tmp_path, False)
+        data, validation = load_training_data(DataSource(name, data_dir=tmp_path), 2)
         assert validation is not None
         assert (len(data), len(validation)) == (4, 2)
         # Depends on the seed only.
@@ -124,13 +127,13 @@ def test_training_data_of_a_data_set_and_errors(
         assert np.array_equal(validation.images, of_seed.images)
     for dataset, images in ((None, None), ("mnist", tmp_path)):
         with pytest.raises(ValueError, match="choose what to train on"):
-            load_training_data(dataset, images, None, False, 0, tmp_path, False)
+            load_training_data(DataSource(dataset, images, tmp_path), 0)
     with pytest.raises(ValueError, match="unknown data set 'digits': choose mnist"):
-        load_training_data("digits", None, None, False, 0, tmp_path, False)
+        load_training_data(DataSource("digits", data_dir=tmp_path), 0)
     with pytest.raises(
         ValueError, match=f"to train on a folder of images, use --images {tmp_path}"
     ):
-        load_training_data(str(tmp_path), None, None, False, 0, None, False)
+        load_training_data(DataSource(str(tmp_path)), 0)
 
 
 def test_evaluation_uses_folder_or_test_set_of_classes(
@@ -141,32 +144,32 @@ def test_evaluation_uses_folder_or_test_set_of_classes(
     write_cifar(tmp_path / "cifar10")
     grey, colour = tiny_config(), tiny_config(channels=3)
     digits = PRESETS["mnist"]
-    assert load_test_data(grey, {}, None, folder_of_images, None, False).images.shape == (
+    assert load_test_data(grey, {}, DataSource(images=folder_of_images)).images.shape == (
         25,
         5,
         4,
         1,
     )
-    assert load_test_data(colour, {}, None, folder_of_images, None, False).images.shape == (
+    assert load_test_data(colour, {}, DataSource(images=folder_of_images)).images.shape == (
         25,
         5,
         4,
         3,
     )
-    assert load_test_data(digits, {}, None, None, tmp_path, False).images.shape[1:] == (28, 28, 1)
-    photographs = load_test_data(PRESETS["cifar10"], {}, None, None, tmp_path, False)
+    assert load_test_data(digits, {}, DataSource(data_dir=tmp_path)).images.shape[1:] == (28, 28, 1)
+    photographs = load_test_data(PRESETS["cifar10"], {}, DataSource(data_dir=tmp_path))
     assert photographs.images.shape[1:] == (32, 32, 3)
     for own in (replace(digits, classes=()), replace(digits, classes=("cat", "dog"))):
         with pytest.raises(ValueError, match="choose what to measure on"):
-            load_test_data(own, {}, None, None, tmp_path, False)
+            load_test_data(own, {}, DataSource(data_dir=tmp_path))
     with pytest.raises(ValueError, match=r"draws .* × 3 images, the data has 28 × 28 × 1"):
-        load_test_data(colour, {}, "mnist", None, tmp_path, False)
+        load_test_data(colour, {}, DataSource("mnist", data_dir=tmp_path))
 
 
 def test_single_image_cannot_be_judged_with(tmp_path: Path) -> None:
     Image.new("L", (9, 7)).save(tmp_path / "one.png")
     with pytest.raises(ValueError, match=r"holds one image: .* at least two"):
-        load_judge_data(tiny_config(), {}, None, tmp_path, None, False)
+        load_judge_data(tiny_config(), {}, DataSource(images=tmp_path))
 
 
 @pytest.mark.parametrize(("hold_out", "held_out"), [(None, 4), (4, 4), (6, 6)])
@@ -177,8 +180,10 @@ def test_images_seen_by_starting_checkpoint_are_not_held_out_or_reported(
     held_out: int,
 ) -> None:
 
+    source = DataSource(images=Path("images"))
+
     def load(hold_out: int | None, start: dict[str, Any] | None = None) -> Any:
-        return load_training_data(None, Path("images"), 2, True, hold_out, None, False, start)
+        return load_training_data(source, hold_out, size=2, grey=True, start=start)
 
     numbered(60, monkeypatch)
     trained, held = load(4)
@@ -195,12 +200,8 @@ def test_images_seen_by_starting_checkpoint_are_not_held_out_or_reported(
         # The same is reported when the model is evaluated.
         run = {"trained_on": dataset_fingerprint(data), "held_out": held_out,
                "started_from": {"runs": [facts]}}  # fmt: skip
-        measured = load_test_data(
-            tiny_config(height=2, width=2), run, None, Path("images"), None, False
-        )
-        judged = load_judge_data(
-            tiny_config(height=2, width=2), run, None, Path("images"), None, False
-        )[1]
+        measured = load_test_data(tiny_config(height=2, width=2), run, source)
+        judged = load_judge_data(tiny_config(height=2, width=2), run, source)[1]
         for each in (measured, judged):
             assert numbers(each) == numbers(validation)
             assert ("an earlier run was trained on" in each.note) is (seen > 0)
