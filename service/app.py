@@ -12,9 +12,7 @@ from fastapi.responses import PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
 
 from scanline.service import __version__
-from scanline.service.api.cached_png import router as file_router
-from scanline.service.api.routes import router
-from scanline.service.api.scoring import router as score_router
+from scanline.service.api import cached_png, drawing, generations, models, scoring
 from scanline.service.errors import add_exception_handlers
 from scanline.service.http.disconnect import watch_client
 from scanline.service.http.errors import ErrorReply, not_ready
@@ -74,9 +72,8 @@ def create_app(app_state: AppState, open_models: Callable[[], None]) -> FastAPI:
         redirect_slashes=False,  # a redirect would go to any Host that a client sends
     )  # fmt: skip
     app.state.scanline = app_state
-    app.include_router(router)
-    app.include_router(file_router)
-    app.include_router(score_router)
+    for module in (drawing, generations, models, cached_png, scoring):
+        app.include_router(module.router)
     app.include_router(openai_router)
     app.include_router(og_image_router)
     _add_operations(app, app_state)

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter
 
 from scanline.model.noise import MAX_SEED
-from scanline.service.api.events import EVENTS
+from scanline.service.api.event_schemas import EVENTS
 from scanline.service.http.sse import schema_ref
 from scanline.service.openai.events import EVENTS as OPENAI_EVENTS
 

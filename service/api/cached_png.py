@@ -13,11 +13,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 
 from scanline.model.config import ModelConfig
 from scanline.model.noise import MAX_SEED
-from scanline.service.api.dependencies import (
-    COMMON_DEPENDENCIES,
-    AppStateDep,
-    find_model,
-)
+from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, find_model
 from scanline.service.api.requests import SampleQuery
 from scanline.service.api.specs import build_spec
 from scanline.service.api.submission import submit_generation

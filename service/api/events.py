@@ -1,40 +1,28 @@
-"""Server-sent events of a generation: their shapes, and the stream that yields them."""
+"""Stream of a generation's server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, with_config
-from typing_extensions import TypedDict
 
 from scanline.service.api.cursors import END_ID, Cursor, format_cursors
-from scanline.service.api.replies import (
-    USAGE,
-    ImageLabel,
-    ImageReply,
-    Usage,
-    example,
-    image_reply,
-    label_name,
-)
+from scanline.service.api.event_schemas import Completed, Started, Waiting
+from scanline.service.api.replies import Usage, image_reply
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.api.waiting import wait_for_change, wait_until_finished
 from scanline.service.engine.generation import FinishReason, Generation, Image, Status
 from scanline.service.errors import generation_error
 from scanline.service.http.disconnect import WaitingClient
-from scanline.service.http.errors import ErrorReply
 from scanline.service.http.sse import (
     KEEP_ALIVE_COMMENT,
     KEEP_ALIVE_SECONDS,
     StreamPacer,
     sse_event,
     sse_event_from_json,
-    stream_schema,
 )
 from scanline.service.http.thread_pool import FairThreadPool
 
@@ -42,99 +30,6 @@ WAITING_SECONDS = 2.0  # between two `waiting` events
 PIXELS_PER_EVENT = 4096  # at most, rounded down to whole rows
 MAX_INLINE_VALUES = 16_384  # of an image whose events are written on the event loop, in about 1 ms
 CHUNK_BYTES = 32_768  # events that are due together are sent in chunks of about this size
-
-_SEEDED: dict[str, Any] = {"index": 0, "seed": 1, "label": "7"}
-_UPDATE: dict[str, Any] = {"index": 0, "position": 56, "values": [0, 0, 12]}
-
-
-class SeededImage(BaseModel):
-    """Seed and class of an image that is not drawn yet."""
-
-    model_config = example(**_SEEDED)
-
-    index: int
-    seed: int
-    label: ImageLabel
-
-
-class Started(BaseModel):
-    """Event ``started``: the images to draw, and the number of images queued before them."""
-
-    model_config = example(
-        id="gen_5f2c", model="mnist", width=28, height=28, channels=1, images=[_SEEDED],
-        queue_position=0,
-    )  # fmt: skip
-
-    id: str
-    model: str
-    width: int
-    height: int
-    channels: int
-    images: list[SeededImage]
-    queue_position: int
-
-    @classmethod
-    def of(cls, generation: Generation, queue_position: int) -> Started:
-        """Describe a generation at the start of its stream."""
-        config = generation.config
-        return cls(
-            id=generation.id,
-            model=generation.model,
-            width=config.width,
-            height=config.height,
-            channels=config.channels,
-            images=[
-                SeededImage(index=i.index, seed=i.seed, label=label_name(generation, i))
-                for i in generation.images
-            ],
-            queue_position=queue_position,
-        )
-
-
-class Waiting(BaseModel):
-    """Event ``waiting``, sent repeatedly: images queued before it, and the estimated time."""
-
-    model_config = example(queue_position=12, estimated_seconds=3.5)
-
-    queue_position: int
-    estimated_seconds: float
-
-
-@with_config(example(**_UPDATE))
-class Update(TypedDict):
-    """New values of an image from a position on, in raster order, channels innermost."""
-
-    index: int
-    position: int
-    values: list[int]
-
-
-@with_config(example(updates=[_UPDATE]))
-class Pixels(TypedDict):
-    """Event ``pixels``: new values of some images.
-
-    For the documentation only: ``_PixelsWriter`` writes this event, because pydantic would be too
-    slow for 60 events per second.
-    """
-
-    updates: list[Update]
-
-
-class Completed(BaseModel):
-    """Event ``completed``: all images are drawn or cancelled."""
-
-    model_config = example(id="gen_5f2c", usage=USAGE, warnings=[])
-
-    id: str
-    usage: Usage
-    warnings: list[str]
-
-
-EVENTS: dict[str, Any] = {
-    "started": Started, "waiting": Waiting, "pixels": Pixels, "image": ImageReply,
-    "completed": Completed, "error": ErrorReply,
-}  # fmt: skip
-EVENT_STREAM = stream_schema(EVENTS)
 # Decimal text of each value, followed by a comma; 256 later, followed by the end of an update.
 _DECIMALS = np.array([f"{i % 256}{',' if i < 256 else chr(10)}" for i in range(512)], "S4").view(
     "u4"

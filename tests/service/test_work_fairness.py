@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scanline.service.api import routes
+from scanline.service.api import drawing
 from scanline.service.api import scoring as scores
 from scanline.service.images import read_masked_image
 from scanline.service.openai import rendering
@@ -59,7 +59,7 @@ def test_uploads_and_replies_do_not_wait_for_each_other(
         go_on.wait(DEADLINE)
         return read_masked_image(*arguments)
 
-    monkeypatch.setattr(routes, "read_masked_image", hold)
+    monkeypatch.setattr(drawing, "read_masked_image", hold)
     with ThreadPoolExecutor(8) as pool:
         uploads = [pool.submit(complete, client, encode(random_picture())) for _ in range(8)]
         replies = [client.post("/v1/samples", json={}) for _ in range(3)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from scanline.service.api.events import Completed, Pixels, Started
+from scanline.service.api.event_schemas import Completed, Pixels, Started
 from scanline.service.api.replies import PngImage, ValuesImage
 from scanline.service.api.requests import Granularity
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec

@@ -87,7 +87,7 @@ def test_bug_is_500_and_is_logged_and_counted(
         raise KeyError("inside")
 
     for api in serve({"cors_origins": "https://page.example"}):
-        monkeypatch.setattr("scanline.service.api.routes._reply", bug)
+        monkeypatch.setattr("scanline.service.api.drawing.encode_generation", bug)
         reply = api.client.post(
             "/v1/samples",
             json={},

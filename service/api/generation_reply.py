@@ -1,0 +1,97 @@
+"""Replies with a generation: JSON, files, or a stream of events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+
+from scanline.service.api.cursors import Cursor
+from scanline.service.api.event_schemas import EVENT_STREAM
+from scanline.service.api.events import stream_events
+from scanline.service.api.media import (
+    GENERATION_HEADERS,
+    MEDIA_TYPES,
+    MediaType,
+    generation_headers,
+)
+from scanline.service.api.replies import GenerationReply
+from scanline.service.api.requests import Granularity, Output
+from scanline.service.engine.generation import Generation
+from scanline.service.engine.protocol import EngineProtocol
+from scanline.service.errors import incomplete_error
+from scanline.service.http.disconnect import WaitingClient
+from scanline.service.http.responses import json_response
+from scanline.service.http.sse import stream_response
+from scanline.service.images import to_grid, to_npy, to_png, to_zip
+from scanline.service.state import AppState
+
+IMAGES_RESPONSE: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The images, in the form selected by `Accept` or `stream`.",
+        "content": {kind: {} for kind in MEDIA_TYPES[1:]} | EVENT_STREAM,
+        "headers": GENERATION_HEADERS,
+    },
+}
+
+
+def json_reply(
+    generation: Generation,
+    output: Output = "png",
+    headers: dict[str, str] | None = None,
+    status: int = 200,
+) -> Response:
+    return json_response(GenerationReply.of(generation, output), headers, status)
+
+
+def encode_generation(generation: Generation, media: MediaType, output: Output) -> Response:
+    """Encode a generation as a media type; raises ``ApiError`` if it has no files."""
+    config = generation.config
+    headers = generation_headers(generation)
+    if media == "application/json":
+        return json_reply(generation, output, headers)
+    if error := incomplete_error(generation):
+        raise error
+    images = [image.read(0, config.pixels) for image in generation.images]
+    if media == "application/x-npy":
+        return Response(to_npy(images, config), media_type=media, headers=headers)
+    if media == "image/png":
+        png = to_png(images[0], config) if len(images) == 1 else to_grid(images, config)
+        return Response(png, media_type=media, headers=headers)
+    names = [f"{image.index:04d}-seed-{image.seed}.png" for image in generation.images]
+    pngs = [to_png(pixels, config) for pixels in images]
+    return Response(to_zip(list(zip(names, pngs, strict=True))), media_type=media, headers=headers)
+
+
+def stream_generation(
+    request: Request,
+    app_state: AppState,
+    engine: EngineProtocol,
+    generation: Generation,
+    granularity: Granularity,
+    resumed: list[Cursor] | None,
+    output: Output,
+) -> StreamingResponse:
+    """Reply with a generation's events."""
+
+    def events(client: WaitingClient) -> AsyncIterator[bytes]:
+        return stream_events(
+            generation,
+            client,
+            app_state.stream_pacer,
+            app_state.encode_pool_for(generation.config.pixels),
+            granularity=granularity,
+            resumed=resumed,
+            output=output,
+            estimate_wait=lambda: engine.queue.estimate_wait(generation),
+        )
+
+    return stream_response(
+        request,
+        events,
+        app_state.stream_pacer,
+        engine.queue.reading(generation),
+        generation_headers(generation),
+    )

@@ -1,0 +1,122 @@
+"""Routes of a generation: read it, stream its events, cancel it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import StreamingResponse
+
+from scanline.service.api.cursors import END_ID, parse_cursors
+from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep
+from scanline.service.api.event_schemas import EVENT_STREAM
+from scanline.service.api.generation_reply import (
+    IMAGES_RESPONSE,
+    encode_generation,
+    json_reply,
+    stream_generation,
+)
+from scanline.service.api.media import negotiate_media_type
+from scanline.service.api.replies import GenerationReply
+from scanline.service.api.requests import Granularity, Output
+from scanline.service.api.waiting import wait_until_finished
+from scanline.service.engine.generation import Generation
+from scanline.service.engine.protocol import EngineProtocol
+from scanline.service.errors import error_responses, incomplete_error
+from scanline.service.http.disconnect import watch_client
+from scanline.service.http.errors import RETRY_SOON, ApiError
+from scanline.service.state import AppState
+
+router = APIRouter(prefix="/v1/generations", dependencies=COMMON_DEPENDENCIES)
+
+
+@router.get(
+    "/{identifier}", tags=["draw"], response_model=GenerationReply,
+    responses=error_responses(404, 406, 409, 500, 503) | IMAGES_RESPONSE,
+)  # fmt: skip
+async def get_generation(
+    request: Request, app_state: AppStateDep, identifier: str, output: Output = "png"
+) -> Response:
+    """Return a generation, while it runs and for some minutes afterwards.
+
+    `Accept` selects the form, as for `POST /v1/samples`; files are available once it is finished.
+    """
+    engine, generation = _find(app_state, identifier)
+    media = negotiate_media_type(request, False, {"output"} & request.query_params.keys())
+    if media == "text/event-stream":
+        return stream_generation(request, app_state, engine, generation, "auto", None, output)
+    if media != "application/json":
+        _check_complete(generation)
+    async with watch_client(request) as client:
+        reply = await app_state.encode_pool.run(
+            client, encode_generation, generation, media, output
+        )
+    reply.headers.update({"Cache-Control": "no-store", "Vary": "Accept"})
+    return reply
+
+
+@router.get(
+    "/{identifier}/events",
+    tags=["draw"],
+    responses=error_responses(404)
+    | {
+        200: {"description": "Events.", "content": EVENT_STREAM},
+        204: {"description": "There are no events after that one."},
+    },
+    response_class=StreamingResponse,
+)
+async def get_events(
+    request: Request,
+    app_state: AppStateDep,
+    identifier: str,
+    granularity: Granularity = "auto",
+    output: Output = "png",
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Stream a generation's events, from the start or after `Last-Event-ID`.
+
+    After the last event the reply is 204, which stops a browser's EventSource from reconnecting.
+    """
+    engine, generation = _find(app_state, identifier)
+    if last_event_id == END_ID:
+        return Response(status_code=204)
+    cursors = parse_cursors(last_event_id, generation) if last_event_id else None
+    return stream_generation(request, app_state, engine, generation, granularity, cursors, output)
+
+
+@router.delete(
+    "/{identifier}", tags=["draw"], response_model=GenerationReply,
+    responses=error_responses(404),
+)  # fmt: skip
+async def cancel_generation(request: Request, app_state: AppStateDep, identifier: str) -> Response:
+    """Cancel a generation. Its pixels so far stay readable. Cancelling it again has no effect."""
+    engine, generation = _find(app_state, identifier)
+    engine.queue.cancel(generation)
+    async with watch_client(request) as client:
+        await wait_until_finished(generation, client)
+        return await app_state.encode_pool.run(client, json_reply, generation)
+
+
+def _find(app_state: AppState, identifier: str) -> tuple[EngineProtocol, Generation]:
+    """Find a generation by id."""
+    for loaded in app_state.models.values():
+        if generation := loaded.engine.queue.find(identifier):
+            return loaded.engine, generation
+    seconds = app_state.settings.keep_seconds
+    raise ApiError(
+        404,
+        f"there is no generation {identifier!r}; finished ones are kept for at most "
+        f"{seconds:.0f} s",
+        param="identifier",
+        code="generation_not_found",
+    )
+
+
+def _check_complete(generation: Generation) -> None:
+    """Raise ``ApiError`` if a generation has no files, because it is unfinished or cancelled."""
+    if not generation.finished:
+        message = "it is still being drawn; try again in a moment, or ask for application/json"
+        raise ApiError(409, message, code="not_finished", headers=RETRY_SOON)
+    if generation.error is None and incomplete_error(generation):
+        message = "it was cancelled; ask for application/json to get the pixels drawn so far"
+        raise ApiError(409, message, code="cancelled")
