@@ -9,7 +9,7 @@
 #include <deque>
 #include <vector>
 
-#include "../../../../kernels/native/decoder.cpp"
+#include "../../kernels/native/decoder.cpp"
 
 namespace {
 
