@@ -20,6 +20,7 @@ from scanline.service.engine.idempotency import IdempotencyStore, RequestKey, fi
 from scanline.service.engine.queue import Queue, QueueLimits
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import Gate
+from tests.service.engine.idempotency.fixtures import ASYNC
 from tests.service.fixtures import (
     GREY,
     FakeDecoder,
@@ -31,7 +32,6 @@ from tests.service.fixtures import (
     talking_to,
     until,
 )
-from tests.service.idempotency.fixtures import ASYNC
 from tests.sse_client import parse_sse
 
 

@@ -1,4 +1,4 @@
-"""Server fixture of the idempotency tests."""
+"""Server fixture of several test packages."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import pytest
 
 from scanline.service.engine.generation import Generation
 from scanline.service.state import AppState
+from tests.service.engine.idempotency.fixtures import ASYNC, drawn
 from tests.service.fixtures import (
     GREY,
     FakeDecoder,
@@ -22,7 +23,6 @@ from tests.service.fixtures import (
     talking_to,
     until,
 )
-from tests.service.idempotency.fixtures import ASYNC, drawn
 from tests.sse_client import parse_sse
 
 
