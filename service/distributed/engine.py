@@ -130,7 +130,7 @@ class DistributedEngine:
 
     @property
     def max_slots_per_image(self) -> int:
-        """Number of slots that one image may use: those of the smallest replica."""
+        """Number of slots that one image may use: limited by the smallest replica."""
         return min([self._max_slots, *(report.slots for report in self.reports.values())])
 
     @property
@@ -170,7 +170,7 @@ class DistributedEngine:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a replica and the queue accepts work."""
+        """True if there is a replica and the queue accepts work."""
         return self._thread.is_alive() and not self.queue.closed and bool(self.reports)
 
     @property
@@ -273,7 +273,7 @@ class DistributedEngine:
             self._wake.set()
 
     async def _draw(self, assignment: _Assignment) -> None:
-        """Have a replica draw an assignment, and assign again what it does not finish."""
+        """Draw an assignment on a replica, and assign its unfinished images again."""
         generation, images = assignment.generation, assignment.images
         stream: UpdateStream | None = None
         failure = "its stream ended early"

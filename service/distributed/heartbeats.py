@@ -16,8 +16,8 @@ log = logging.getLogger("scanline.cluster")
 
 HEARTBEAT_SECONDS = 1.0  # between two heartbeats
 HEARTBEAT_TIMEOUT = 5.0  # for a replica to report
-LOST_SECONDS = 5.0  # if no heartbeat succeeds for so long, there are no replicas
-SILENT_SECONDS = 60.0  # a replica may be silent for so long; Ray restarts it sooner
+LOST_SECONDS = 5.0  # without a successful heartbeat, after which there are no replicas
+SILENT_SECONDS = 60.0  # that a replica may be silent; Ray restarts it sooner
 
 
 class HeartbeatMonitor:

@@ -40,7 +40,7 @@ log = logging.getLogger("scanline.engine")
 # (but at least 64 and at most 320).
 ADMIT_SHARE = 8
 MIN_ADMITTED_SLOTS, MAX_ADMITTED_SLOTS = 64, 320
-MAX_FAILURES = 8  # consecutive failed steps after which the decoder is tested with a plain image
+MAX_FAILURES = 8  # consecutive failed steps before the decoder is tested with a plain image
 STUCK_SECONDS = 60.0  # a step that takes longer will probably never end
 
 
@@ -107,12 +107,12 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether the engine thread runs and accepts work."""
+        """True if the engine thread runs and accepts work."""
         return self._thread.is_alive() and not self.queue.closed and not self.stuck
 
     @property
     def stuck(self) -> bool:
-        """Whether the current step has taken so long that it will probably never end."""
+        """True if the current step takes longer than ``STUCK_SECONDS`` and will probably never end."""
         began = self._iteration_began
         return began is not None and time.monotonic() - began > STUCK_SECONDS
 

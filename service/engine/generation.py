@@ -35,7 +35,7 @@ class Status(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why an image finished."""
+    """Reason for the end of an image."""
 
     LENGTH = "length"
     CANCELLED = "cancelled"
@@ -44,7 +44,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GenerationSpec:
-    """What a generation draws: ``n`` images, where image ``j`` has seed ``seed + j``.
+    """Specification of a generation: ``n`` images, where image ``j`` has seed ``seed + j``.
 
     Attributes:
         n: Number of images.
@@ -228,7 +228,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether all images have finished, so that nothing changes any more."""
+        """True if all images have finished, so that nothing changes any more."""
         return self.ended is not None
 
     @property
@@ -283,7 +283,7 @@ class Generation:
             return []
         return [
             f"in {len(collapsed)} of {len(self.images)} images a single particle took all the "
-            "weight, so the known pixels below hardly guided the pixels above them; use more "
+            "weight, so the known pixels below had little influence on the pixels above; use more "
             "`particles`, or leave fewer unknown rows between known ones"
         ]
 

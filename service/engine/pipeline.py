@@ -106,7 +106,7 @@ class StepPipeline:
             self._measure(step, self._clock() - began)
 
     def discard(self) -> None:
-        """Forget the steps in flight, because nobody needs their results any more."""
+        """Forget the steps in flight, because their results are not needed any more."""
         self._in_flight.clear()
 
     def _measure(self, step: _Step, waited: float) -> None:

@@ -79,17 +79,17 @@ class EngineProtocol(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the engine draws and accepts work."""
+        """True if the engine draws and accepts work."""
         ...
 
     @property
     def broken(self) -> bool:
-        """Whether the engine cannot draw again in this process."""
+        """True if the engine cannot draw again in this process."""
         ...
 
     @property
     def stuck(self) -> bool:
-        """Whether a step has taken so long that only a new process will help."""
+        """True if a step hangs, so that only a new process will help."""
         ...
 
     def close(self, drain: float) -> None:

@@ -18,7 +18,7 @@ from scanline.service.engine.result_cache import ResultCache
 log = logging.getLogger("scanline.engine")
 
 # Parts of the waiting room that are reserved, so that neither one caller nor large requests shut
-# out the others: 1/8 for callers who have nothing waiting, and 1/32 for small requests. A request
+# out the others: 1/8 for callers without waiting images, and 1/32 for small requests. A request
 # is large if it alone fills more than 1/256 of the places.
 NEW_CALLER_RESERVE = 8
 SMALL_REQUEST_RESERVE = 32
@@ -61,7 +61,7 @@ class QueueLimits:
 
     @property
     def keeps_results(self) -> bool:
-        """Whether a generation can be read after it has finished."""
+        """True if a generation can be read after it has finished."""
         return self.keep_finished > 0 and self.keep_seconds > 0
 
 
@@ -124,8 +124,8 @@ class Queue:
             spec: What to draw.
             caller: Client that the generation is scheduled for.
             request_slots: See ``Generation``.
-            detached: Draw the generation even if nobody reads it. Otherwise it is cancelled unless
-                a reader attaches within the grace time, or within ``FIRST_READER_SECONDS``.
+            detached: Draw the generation even without a reader. Otherwise it is cancelled unless a
+                reader attaches within the grace time, or within ``FIRST_READER_SECONDS``.
 
         Raises:
             QueueFullError: There is no room for its images.
@@ -158,7 +158,7 @@ class Queue:
             return True
 
     def detach(self, generation: Generation) -> None:
-        """Draw a generation even if nobody reads it."""
+        """Draw a generation even without a reader."""
         with self._changed:
             generation.detached = True
             generation.expires = None
@@ -250,7 +250,7 @@ class Queue:
 
     @property
     def closed(self) -> bool:
-        """Whether the queue accepts no more work."""
+        """True if the queue accepts no more work."""
         return self._drain_deadline is not None
 
     def _snapshot(self) -> QueueSnapshot:
