@@ -112,7 +112,7 @@ class Engine:
 
     @property
     def stuck(self) -> bool:
-        """True if the current step takes longer than ``STUCK_SECONDS`` and will probably never end."""
+        """True if the current step takes longer than ``STUCK_SECONDS``."""
         began = self._iteration_began
         return began is not None and time.monotonic() - began > STUCK_SECONDS
 

@@ -1,4 +1,4 @@
-"""Fairness between callers in the queue, and the limit of images in flight."""
+"""Fairness between callers in the queue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from scanline.service.engine.fair_queue import FairQueue
 from scanline.service.engine.generation import Generation, GenerationSpec
-from scanline.service.engine.in_flight import InFlightLimiter, TooManyInFlightError
 from scanline.service.engine.queue import QueueFullError
 from tests.service.engine.fixtures import Gate, running, seeds_in
 from tests.service.fixtures import GREY, FakeDecoder, until
@@ -44,28 +43,6 @@ def test_queue_positions_match_the_order_of_admission() -> None:
     wanted = list(order.iter_images())
     assert taken(order) == wanted
     assert not any(order.has_waiting(caller) for caller in "abcd")
-
-
-def test_a_caller_without_live_generations_is_forgotten() -> None:
-    limiter = InFlightLimiter(5)
-    generations = [waiting("a", 1), waiting("a", 1)]
-    for one in generations:
-        limiter.track("a", one)
-    for one, known in zip(generations, (["a"], []), strict=True):
-        one.finish(0.0)
-        assert list(limiter._live) == known
-
-
-def test_the_in_flight_limit_counts_unfinished_images_of_all_requests() -> None:
-    limiter = InFlightLimiter(5)
-    generations = [waiting("a", 3), waiting("a", 1)]
-    for one in generations:
-        limiter.track("a", one)
-    limiter.check("a", 1)
-    with pytest.raises(TooManyInFlightError, match="you have 4 images in flight"):
-        limiter.check("a", 2)
-    generations[0].unfinished -= 1  # as if one of its images had finished
-    limiter.check("a", 2)
 
 
 def test_a_removed_generation_does_not_block_others() -> None:
