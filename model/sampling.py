@@ -55,7 +55,7 @@ class SamplingParams:
 
     Attributes:
         label: The index of the class, ``NO_LABEL`` for none.
-        random_label: Whether each image's class is chosen by its seed.
+        random_label: True if each image's class is chosen by its seed.
         temperature, top_p, guidance, particles: As in ``SamplingOptions``.
     """
 
@@ -68,7 +68,7 @@ class SamplingParams:
 
     @property
     def guided(self) -> bool:
-        """Whether each slot needs a twin, which draws without the label."""
+        """True if each slot needs a twin, which computes the unconditional distribution."""
         return self.guidance != 1
 
     @property

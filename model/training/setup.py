@@ -33,13 +33,13 @@ class RunOptions:
 
     Args:
         source: preset, whose data set to train on, or folder of images.
-        size: side in pixels to which the folder's images are scaled; None for the default.
+        size: side in pixels of the scaled images of the folder; None for the default.
         grey: convert the folder's images to grey.
         out: folder of the run; None for the default.
         resume: continue the run in that folder.
         start_from: checkpoint whose weights a new run starts with.
         settings: fields of ``TrainingConfig``.
-        explicit_settings: names of those that the user set; a resumed run keeps its others.
+        explicit_settings: names of the settings that the user set; a resumed run keeps its others.
         overrides: changes to the preset's network.
         processes: number of data-parallel processes; None for the default.
         hold_out: number of images kept for validation; None for the default.

@@ -20,7 +20,7 @@ class Cursor(NamedTuple):
     Attributes:
         position: Number of pixels sent.
         revisions: Number of revisions sent (``Image.revisions``).
-        ended: Whether the ``image`` event was sent.
+        ended: True if the ``image`` event was sent.
     """
 
     position: int = 0

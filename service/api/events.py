@@ -136,7 +136,7 @@ def _in_chunks(events: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _EventSource:
-    """Pending events of one stream: all that changed since the reader's position."""
+    """Pending events of one stream: the changes since the reader's position."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class _EventSource:
 
     @property
     def may_have_changed(self) -> bool:
-        """Whether the first unfinished image has started; images start in order."""
+        """True if the first unfinished image has started; images start in order."""
         return bool(self._open) and self._open[0].status is not Status.WAITING
 
     def pending(self) -> Iterator[bytes]:

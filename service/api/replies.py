@@ -226,7 +226,7 @@ class ModelReply(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All served models, the default first."""
+    """List of the served models, the default first."""
 
     model_config = example(object="list", data=[_MODEL])
 
@@ -268,6 +268,6 @@ class DistributionReply(BaseModel):
     model_config = example(model="mnist", position=3, channel=0, probabilities=[0.98, 0.001])
 
     model: str
-    position: Annotated[int, Field(description="Pixel to which the value belongs.")]
+    position: Annotated[int, Field(description="Pixel of the value.")]
     channel: Annotated[int, Field(description="0 for grey or red, 1 for green, 2 for blue.")]
     probabilities: Annotated[list[float], Field(description="Of the 256 values, at temperature 1.")]

@@ -78,7 +78,7 @@ def submit_generation(
         engine: The engine that draws it.
         spec: The images to draw.
         key: The idempotency key, if any.
-        detached: Whether to draw the images even if no client reads them.
+        detached: Draw the images even if no client reads them.
 
     Raises:
         QueueFullError, ClosedError: If the queue refuses it (``Queue.submit``).

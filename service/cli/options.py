@@ -83,8 +83,7 @@ Size = Annotated[
     typer.Option(
         min=2,
         max=256,
-        help="Side in pixels to which --images are scaled. Default: 28, or that of the resumed "
-        "run.",
+        help="Size in pixels of the scaled --images, per side. Default: 28, or the resumed run's.",
     ),
 ]
 Grey = Annotated[bool, typer.Option("--grey", help="Convert --images to grey.")]

@@ -62,7 +62,7 @@ def frame_for(width: int, height: int, config: ModelConfig) -> Frame | None:
 
 @dataclass(frozen=True)
 class Rendering:
-    """How images are encoded as files.
+    """File size, format and quality of encoded images.
 
     Attributes:
         frame: The size of the files.

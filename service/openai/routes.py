@@ -70,8 +70,8 @@ async def create_edit(
 ) -> Response:
     """Complete a picture: draw the transparent pixels (alpha 0) of the mask.
 
-    Without a mask, those of the picture itself are drawn. The model draws in raster order: known
-    pixels after a drawn one are kept, but do not influence it.
+    Without a mask, the transparent pixels of the picture itself are drawn. The model draws in
+    raster order: known pixels after a drawn one are kept, but do not influence it.
     """
     edit: Edit = await read_edit(request)
     body = edit.options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from scanline.model.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from scanline.model.decoders.base import InputBatch
 from scanline.model.sampling import SamplingError, SamplingOptions, SamplingParams, resolve
 from tests.service.fixtures import COLOUR, GREY, tiny_model
 
@@ -73,6 +75,18 @@ def test_model_without_classes_refuses_labels_and_guidance() -> None:
     with pytest.raises(SamplingError, match="classes") as refused:
         resolve(COLOUR, PLAIN, SamplingOptions(guidance=2.0))
     assert refused.value.param == "guidance"
+
+
+def test_write_to_sets_every_input_with_the_name_of_an_option() -> None:
+    params = SamplingParams(label=1, temperature=0.5, top_p=0.25, guidance=2.0)
+    inputs = InputBatch.empty(GREY, 2)
+    params.write_to(inputs, 1, params.label)
+    untouched = InputBatch.empty(GREY, 1)
+    for option in fields(SamplingParams):
+        if hasattr(inputs, option.name):
+            column = getattr(inputs, option.name)
+            assert column[1] == getattr(params, option.name)
+            assert column[0] == getattr(untouched, option.name)[0]
 
 
 def test_defaults_are_stored_in_the_checkpoint(tmp_path: Any) -> None:

@@ -1,0 +1,28 @@
+"""``scanline import``."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.service.cli.command_line import run_command
+
+
+def test_import_refuses_unreadable_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"model_state": {"predictor.bias": torch.zeros(3)}}, "part.pt")
+    Path("text.pt").write_text("no checkpoint")
+    for file, out, message in (
+        ("part.pt", "model.safetensors", "its layers need"),
+        ("text.pt", "model.safetensors", "text.pt"),
+        ("none.pt", "model.safetensors", "there is no file"),
+        ("part.pt", "model.pt", "must end in .safetensors"),
+    ):
+        assert run_command("import", file, out) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("scanline: ")
+        assert message in error
+    assert run_command("import", "part.pt", "model.safetensors", "--preset", "mnist") == 1
+    assert "mnist-paper or cifar10-paper" in capsys.readouterr().err
+    assert not Path("model.safetensors").exists()
