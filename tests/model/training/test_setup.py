@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scanline.model.training.run import NetworkOverrides
+from scanline.model.training.datasets import DataSource
+from scanline.model.training.network_choice import NetworkOverrides
 from scanline.model.training.setup import RunOptions, prepare_run
 from tests.service.fixtures import GREY, random_picture
 
@@ -26,7 +27,8 @@ def images(tmp_path: Path) -> Path:
 
 def test_a_new_run_has_the_settings_the_network_and_the_data(images: Path, tmp_path: Path) -> None:
     options = RunOptions(
-        images=images, size=8, grey=True, out=tmp_path / "run", settings=SETTINGS, hold_out=3,
+        source=DataSource(images=images), size=8, grey=True, out=tmp_path / "run",
+        settings=SETTINGS, hold_out=3,
         overrides=NetworkOverrides(layers=1, width=8, heads=2),
     )  # fmt: skip
     run, data, validation = prepare_run(options)
@@ -42,7 +44,10 @@ def test_a_new_run_has_the_settings_the_network_and_the_data(images: Path, tmp_p
 
 def test_options_are_checked_before_the_images_are_read(tmp_path: Path) -> None:
     options = RunOptions(
-        images=tmp_path / "missing", out=tmp_path / "run", settings=SETTINGS, processes=3
+        source=DataSource(images=tmp_path / "missing"),
+        out=tmp_path / "run",
+        settings=SETTINGS,
+        processes=3,
     )
     with pytest.raises(ValueError, match="cannot be divided among 3"):
         prepare_run(options)
