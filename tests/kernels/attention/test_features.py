@@ -1,9 +1,8 @@
-"""Feature maps: their kernels, networks with each of them, and non-causal attention."""
+"""Feature maps: their kernels, and attention with each of them."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -22,16 +21,10 @@ from scanline.kernels.attention.features import (
 )
 from scanline.kernels.attention.naive import AttentionState, naive_linear_attention
 from scanline.kernels.ops.attention import linear_attention
-from scanline.model.api import draw
-from scanline.model.checkpoint import load_checkpoint, save_checkpoint
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.base import BackendError
-from scanline.model.decoders.factory import create_decoder
-from scanline.model.decoders.native import NativeDecoder
-from tests.conftest import assert_close, random_canvas, random_network, tiny_config
+from tests.conftest import assert_close
 
 every_map = pytest.mark.parametrize("name", FEATURE_MAPS)
-other_maps = pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if name != "elu"])
 
 
 def qkv(T: int, K: int = 5, V: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -147,39 +140,3 @@ def test_non_causal_attention_resumes_from_a_state() -> None:
     )
     assert_close(rest, whole[:, 17:])
     assert_close(last.kv, final.kv)
-
-
-@other_maps
-def test_checkpoint_round_trip(name: str, tmp_path: Path) -> None:
-    """A loaded network draws the same images; a new network has new random features."""
-    config = tiny_config(feature_map=name)
-    network = random_network(config, dtype=torch.float32)
-    save_checkpoint(tmp_path / "mapped.safetensors", network, {})
-    read = load_checkpoint(tmp_path / "mapped.safetensors").model
-    canvas = random_canvas(config, 2)
-    assert torch.equal(read(canvas), network(canvas))
-    assert (draw(read, 2, seed=3) == draw(network, 2, seed=3)).all()
-    other = random_network(config, seed=1, dtype=torch.float32)
-    other.load_state_dict(dict(network.named_parameters()), strict=False)
-    assert torch.equal(other(canvas), network(canvas)) == (name != "random")
-
-
-@other_maps
-def test_native_backend_names_an_unsupported_map(name: str) -> None:
-    network = random_network(tiny_config(feature_map=name), dtype=torch.float32)
-    assert NativeDecoder.unsupported(network.config) == f"feature_map {name!r} (supported: elu)"
-    with pytest.raises(BackendError, match=rf"native.*feature_map {name!r}"):
-        create_decoder(network, 1, "native")
-    assert create_decoder(network, 1, "auto").backend == "reference"
-
-
-@other_maps
-def test_triton_backend_names_an_unsupported_map(name: str) -> None:
-    pytest.importorskip("triton")
-    from scanline.kernels.cuda.attention import triton_linear_attention
-    from scanline.model.decoders.triton import TritonDecoder
-
-    reason = TritonDecoder.unsupported(tiny_config(feature_map=name))
-    assert reason == f"feature_map {name!r} (supported: elu)"
-    with pytest.raises(ValueError, match="feature map must be 'elu' or None"):
-        triton_linear_attention(*qkv(3)[:3], feature_map=name)  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
-"""Linear attention: the definition against the equations, and the chunked form against both."""
+"""Linear attention in chunks against its definition."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,77 +11,13 @@ from torch import Tensor
 from scanline.kernels.attention.features import elu_feature_map
 from scanline.kernels.attention.naive import (
     AttentionState,
-    linear_attention_step,
     naive_linear_attention,
 )
 from scanline.kernels.ops.attention import linear_attention
 from tests.conftest import assert_close
+from tests.kernels.attention.fixtures import inputs, leaves, reference_recurrence
 
 LENGTHS = (1, 2, 31, 32, 33, 65, 97)
-
-
-def inputs(
-    T: int, B: int = 2, H: int = 3, K: int = 5, V: int = 7, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor, Tensor, AttentionState]:
-    """Return random q, k and v after the feature map, and an initial state."""
-    generator = torch.Generator().manual_seed(T)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-    q, k = elu_feature_map(normal(B, T, H, K)), elu_feature_map(normal(B, T, H, K))
-    state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    state = AttentionState(
-        normal(B, H, K, V).to(state_dtype), elu_feature_map(normal(B, H, K)).to(state_dtype)
-    )
-    return q, k, normal(B, T, H, V), state
-
-
-def reference_recurrence(
-    q: Tensor, k: Tensor, v: Tensor, state: AttentionState | None, eps: float = 1e-6
-) -> tuple[Tensor, AttentionState]:
-    """Compute eq. 18-20 one image, head and position at a time, with plain products."""
-    B, T, H, K = q.shape
-    o = torch.zeros(*v.shape, dtype=torch.float64)
-    kv = torch.zeros(B, H, K, v.shape[3], dtype=torch.float64)
-    z = torch.zeros(B, H, K, dtype=torch.float64)
-    if state is not None:
-        kv, z = kv + state.kv.double(), z + state.z.double()
-    q, k, v = q.double(), k.double(), v.double()
-    for b in range(B):
-        for h in range(H):
-            for t in range(T):
-                kv[b, h] += torch.outer(k[b, t, h], v[b, t, h])  # eq. 18
-                z[b, h] += k[b, t, h]  # eq. 19
-                numerator = q[b, t, h] @ kv[b, h]
-                o[b, t, h] = numerator / (q[b, t, h] @ z[b, h] + eps)  # eq. 20
-    return o, AttentionState(kv, z)
-
-
-def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.detach().clone().requires_grad_() for tensor in tensors]
-
-
-@pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize("T", LENGTHS)
-def test_naive_matches_equations(T: int, with_state: bool) -> None:
-    q, k, v, state = inputs(T)
-    initial = state if with_state else None
-    o, final = naive_linear_attention(q, k, v, initial)
-    expected_o, expected = reference_recurrence(q, k, v, initial)
-    assert_close(o, expected_o)
-    assert_close(final.kv, expected.kv)
-    assert_close(final.z, expected.z)
-
-
-def test_steps_match_equations() -> None:
-    q, k, v, state = inputs(9)
-    expected_o, expected = reference_recurrence(q, k, v, state)
-    for t in range(9):
-        o = linear_attention_step(q[:, t], k[:, t], v[:, t], state)
-        assert_close(o, expected_o[:, t])
-    assert_close(state.kv, expected.kv)
-    assert_close(state.z, expected.z)
 
 
 @pytest.mark.parametrize("with_state", [False, True])
