@@ -92,7 +92,8 @@ class SamplingFields(RequestBody):
     def sampling_options(self, **others: Any) -> SamplingOptions:
         """Collect the fields that are sampling options, and ``others`` that are no fields."""
         names = {field.name for field in fields(SamplingOptions)} & type(self).model_fields.keys()
-        return SamplingOptions(**({name: getattr(self, name) for name in names} | others))
+        given = {name: getattr(self, name) for name in names} | others
+        return SamplingOptions(**{name: v for name, v in given.items() if v is not None})
 
 
 class SampleQuery(SamplingFields):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from scanline.service.api.requests import Model, SamplingFields, Seed
+from scanline.service.api.requests import Model, SamplingFields, Seed, Temperature
 from scanline.service.http.bodies import document_form
 
 FileFormat = Literal["png", "jpeg", "webp"]
@@ -54,6 +54,7 @@ class ImageOptions(SamplingFields):
     user: Annotated[str | None, Field(description=_NO_EFFECT)] = None
     safety_identifier: Annotated[str | None, Field(description=_NO_EFFECT)] = None
     seed: Seed = None
+    temperature: Temperature | None = None  # type: ignore[assignment]  # may be null here
 
 
 class GenerationsRequest(ImageOptions):
