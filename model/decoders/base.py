@@ -119,6 +119,8 @@ class Decoder(ABC):
             and without guidance.
         positions: int32 ``[N]``, the number of decided pixels.
         precision: The format of the matrix products.
+        arithmetic: The version of the arithmetic that makes a seed's bytes the same on every CPU;
+            None if the bytes depend on the machine.
         memory: Host memory in bytes that the slots take once they are used.
         supports_prefill: Whether an image starts after its leading known pixels.
         max_in_flight: The number of launches to keep in flight, so that the device never idles.
@@ -126,6 +128,7 @@ class Decoder(ABC):
 
     backend: str
     precision: str = "float32"
+    arithmetic: int | None = None
     memory: int = 0
     supports_prefill: bool = True
     max_in_flight: int = 1

@@ -23,6 +23,10 @@ from scanline.model.decoders.memory import InsufficientResourcesError, check_slo
 from scanline.model.inputs import sinusoidal_code
 from scanline.model.network import LinearTransformer
 
+# Version of the arithmetic of every precision except bf16. A change that may change a drawn byte or
+# a bit raises it.
+ARITHMETIC = 1
+
 
 def _numpy(tensor: Tensor) -> NDArray[np.float32]:
     array: NDArray[np.float32] = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
@@ -85,6 +89,7 @@ class NativeDecoder(Decoder):
         arm = native.isa_of(library).startswith("neon")
         default: native.Precision = "bf16" if arm else "int16"
         self.precision: native.Precision = chosen or default
+        self.arithmetic = None if self.precision == "bf16" else ARITHMETIC
         c = model.config
         sizes = {
             name: getattr(c, name)
@@ -126,7 +131,8 @@ class NativeDecoder(Decoder):
 
     @property
     def variant(self) -> str:
-        return f"{self.backend} {self.isa} {self.precision}"
+        promise = "" if self.arithmetic is None else f" arithmetic-{self.arithmetic}"
+        return f"{self.backend} {self.isa}{promise} {self.precision}"
 
     @property
     def kv(self) -> NDArray[np.float32]:

@@ -33,7 +33,7 @@ _MODEL = {
     "id": "mnist", "object": "model", "created": 1700000000, "owned_by": "scanline", "width": 28,
     "height": 28, "channels": 1, "classes": ["0", "1"], "bits_per_dim": 0.61, "steps": 784,
     "order": "pixel", "attention": "linear", "parameters": 1394176, "backend": "native",
-    "slots": 64, "guidance": 2.0, "top_p": 1.0,
+    "arithmetic": 1, "slots": 64, "guidance": 2.0, "top_p": 1.0,
 }  # fmt: skip
 _SCORE = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": [0.002, 1.25]}
 
@@ -197,6 +197,13 @@ class ModelReply(BaseModel):
     attention: Annotated[str, Field(description="linear or softmax.")]
     parameters: int
     backend: str
+    arithmetic: Annotated[
+        int | None,
+        Field(
+            description="Version of the arithmetic: with the same version and weights, a seed "
+            "gives the same bytes on every CPU. Null if they depend on the machine."
+        ),
+    ]
     slots: int
     guidance: Annotated[float, Field(description="Default for images with a label.")]
     top_p: Annotated[float, Field(description="Default.")]
@@ -219,6 +226,7 @@ class ModelReply(BaseModel):
             attention=config.attention,
             parameters=sum(p.numel() for p in loaded.checkpoint.model.parameters()),
             backend=engine.backend,
+            arithmetic=engine.arithmetic,
             slots=engine.slots,
             guidance=loaded.checkpoint.defaults.guidance,
             top_p=loaded.checkpoint.defaults.top_p,

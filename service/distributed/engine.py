@@ -169,6 +169,11 @@ class DistributedEngine:
         return self._from_any_report("variant")
 
     @property
+    def arithmetic(self) -> int | None:
+        """Version of the replicas' arithmetic; None if there is none or no replica."""
+        return next((report.arithmetic for report in self.reports.values()), None)
+
+    @property
     def alive(self) -> bool:
         """True if there is a replica and the queue accepts work."""
         return self._thread.is_alive() and not self.queue.closed and bool(self.reports)

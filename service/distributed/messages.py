@@ -94,6 +94,7 @@ class ReplicaReport(NamedTuple):
     spare: int
     backend: str
     variant: str
+    arithmetic: int | None
     metrics: list[Metric]
 
 

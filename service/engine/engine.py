@@ -73,6 +73,7 @@ class Engine:
         self.slots = self.max_slots_per_image = decoder.max_slots - spare
         self.total_slots = decoder.max_slots
         self.backend, self.variant, self.memory = decoder.backend, decoder.variant, decoder.memory
+        self.arithmetic = decoder.arithmetic
         self.queue = Queue(name, decoder.config, limits, clock)
         self._progress = ProgressTracker(self.queue, observer, clock)
         self._slots = SlotAllocator(decoder.config, decoder.max_slots, spare)

@@ -48,6 +48,11 @@ class EngineProtocol(Protocol):
         ...
 
     @property
+    def arithmetic(self) -> int | None:
+        """Version of the arithmetic that is the same on every CPU; None if there is none."""
+        ...
+
+    @property
     def slots(self) -> int:
         """Number of slots that any request may use."""
         ...

@@ -163,7 +163,7 @@ def test_a_new_try_waits_until_all_replicas_report() -> None:
     """The report of a lost replica expires, while others still count."""
     clock = Clock()
     heartbeats = HeartbeatMonitor("it", None, lambda: 0, lambda _: None, clock)  # type: ignore[arg-type]
-    one, other = (ReplicaReport(name, 1, 0, "fake", "fake", []) for name in ("one", "other"))
+    one, other = (ReplicaReport(name, 1, 0, "fake", "fake", None, []) for name in ("one", "other"))
     heartbeats._record([one, other], [])
     waiting = heartbeats._next
     heartbeats._record([one], [OSError("no way there")])
@@ -340,7 +340,7 @@ def test_waiting_for_the_next_heartbeat_is_bounded_if_a_replica_hangs(
         for _ in range(10):
             await asyncio.sleep(0)
         assert not waiting.done()  # no replica could draw it
-        heartbeats.reports = {"other": ReplicaReport("other", 1, 0, "fake", "fake", [])}
+        heartbeats.reports = {"other": ReplicaReport("other", 1, 0, "fake", "fake", None, [])}
         await asyncio.wait_for(waiting, DEADLINE)
 
     asyncio.run(no_heartbeat_comes())

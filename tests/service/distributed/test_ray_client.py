@@ -51,7 +51,7 @@ def test_running_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_heartbeat_separates_reports_and_failures() -> None:
     reaching = pytest.importorskip(RAY_CLIENT, reason="Ray is not installed")
     report, lost, silent = (
-        ReplicaReport("it", 1, 0, "fake", "fake", []),
+        ReplicaReport("it", 1, 0, "fake", "fake", None, []),
         OSError("lost"),
         TimeoutError(),
     )
