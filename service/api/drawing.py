@@ -151,7 +151,7 @@ async def _draw(
     if media == "text/event-stream":
         generation = submit_generation(request, app_state, engine, spec, key)
         return stream_generation(request, app_state, engine, generation, granularity, None, output)
-    if background and engine.queue.limits.keeps_results:  # or nobody could read the result
+    if background and engine.queue.limits.keeps_results:  # otherwise the result could not be read
         generation = submit_generation(request, app_state, engine, spec, key, detached=True)
         headers = {
             "Location": f"{request.scope.get('root_path', '')}/v1/generations/{generation.id}",

@@ -75,8 +75,8 @@ def test_an_invalid_sample_url_is_refused_and_not_cached(
     client: httpx.Client, address: str, status: int, param: str | None
 ) -> None:
     reply = client.get(f"/v1/samples/{address}")
-    says = check_error(reply, status, param=param)
-    assert "conversion" not in says  # Python's message about long integers
+    message = check_error(reply, status, param=param)
+    assert "conversion" not in message  # Python's message about long integers
     assert reply.headers["cache-control"] == "no-store"
     assert "etag" not in reply.headers
 

@@ -65,24 +65,24 @@ def test_contradicting_accept_and_stream_are_refused(api: LiveServer) -> None:
         api.client.post("/v1/samples", headers=headers, json={"stream": False}),
         api.complete(picture, accept=accept, stream="false"),
     ):
-        says = check_error(reply, 400, "unsupported", "stream")
-        assert f"stream is false, but Accept asks for {accept}: leave one out" in says
+        message = check_error(reply, 400, "unsupported", "stream")
+        assert f"stream is false, but Accept asks for {accept}: leave one out" in message
 
 
-@pytest.mark.parametrize(("body", "param", "says"), WRONG_SAMPLES)
+@pytest.mark.parametrize(("body", "param", "message"), WRONG_SAMPLES)
 def test_errors_name_the_invalid_field(
-    api: LiveServer, body: dict[str, Any], param: str, says: str
+    api: LiveServer, body: dict[str, Any], param: str, message: str
 ) -> None:
     reply = api.client.post(
         "/v1/samples", content=json.dumps(body), headers={"Content-Type": "application/json"}
     )
-    assert says in check_error(reply, 400, param=param)
+    assert message in check_error(reply, 400, param=param)
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_unknown_class_of_every_model_suggests_no_model(api: LiveServer) -> None:
-    says = check_error(api.samples(label="toad"), 400, "unknown_class", "label")
-    assert "has this class" not in says
+    message = check_error(api.samples(label="toad"), 400, "unknown_class", "label")
+    assert "has this class" not in message
 
 
 @pytest.mark.parametrize("name", ["grew", "", "\0", "../grey", "grey\n", "\ud800"])
@@ -199,9 +199,9 @@ def test_unusable_pictures_are_400(api: LiveServer) -> None:
         "a PDF": (b"%PDF-1.4\n", "not an image"),
         "an EPS": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 6\n", "not an image"),
     }
-    for name, (data, says) in wrong.items():
+    for name, (data, message) in wrong.items():
         reply = api.complete(data, known_rows=1)
-        assert says in check_error(reply, 400, "invalid_image", "image"), name
+        assert message in check_error(reply, 400, "invalid_image", "image"), name
 
 
 def test_invalid_completions_are_refused(api: LiveServer) -> None:
@@ -252,12 +252,12 @@ def test_malformed_forms_are_refused_with_the_reason(api: LiveServer, route: str
         '"name" must be provided': (b"--x\r\nContent-Type: a/b\r\n\r\n1\r\n--x--", "; boundary=x"),
         "Too many fields": (part % b"1" * 1001 + b"--x--\r\n", "; boundary=x"),
     }
-    for says, (body, boundary) in wrong.items():
+    for reason, (body, boundary) in wrong.items():
         headers = {"Content-Type": f"multipart/form-data{boundary}"}
         reply = api.client.post(f"/v1/{route}", content=body, headers=headers)
         message = check_error(reply, 400, "form_invalid")
         assert message.startswith("the form cannot be read (")
-        assert says in message
+        assert reason in message
         assert "images as files" in message
     refused = 'scanline_refused_total{reason="form_invalid"}'
     assert refused in api.client.get("/metrics").text

@@ -54,9 +54,13 @@ def test_edit_scales_16_bits_and_refuses_tiff(client: openai.OpenAI) -> None:
     assert reply.data is not None
     expected = fake_image(GREY, expected_edit(picture, paint), 0)
     assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
-    for sent, beside, param in (("TIFF", "PNG", "image"), ("PNG", "TIFF", "mask")):
+    for image_format, mask_format, param in (("TIFF", "PNG", "image"), ("PNG", "TIFF", "mask")):
         with pytest.raises(openai.BadRequestError, match="use one of PNG, ") as refused:
-            client.images.edit(image=encode(picture, sent), mask=encode(picture, beside), prompt="")
+            client.images.edit(
+                image=encode(picture, image_format),
+                mask=encode(picture, mask_format),
+                prompt="",
+            )
         assert (refused.value.code, refused.value.param) == ("invalid_image", param)
 
 
@@ -71,9 +75,9 @@ def test_only_fully_transparent_pixels_are_drawn(
     alpha[3 * factor, 2 * factor] = alpha[-1, -1] = 0
     grey = Image.new("L", alpha.shape[::-1], 90)
     sent = encode(Image.merge("LA", (grey, Image.fromarray(alpha))))
-    beside = where == "mask"
+    in_mask = where == "mask"
     reply = client.images.edit(
-        image=encode(grey) if beside else sent, mask=sent if beside else openai.omit, prompt="",
+        image=encode(grey) if in_mask else sent, mask=sent if in_mask else openai.omit, prompt="",
         n=8, extra_body={"seed": 9},
     )  # fmt: skip
     assert reply.data is not None
@@ -182,8 +186,8 @@ def test_file_under_an_unknown_name_is_refused(http: httpx.Client) -> None:
 def test_invalid_edits_are_refused(client: openai.OpenAI, http: httpx.Client) -> None:
     picture = random_picture()
 
-    def refuse(says: str, image: Any, **fields: Any) -> None:
-        with pytest.raises(openai.BadRequestError, match=says) as refused:
+    def refuse(message: str, image: Any, **fields: Any) -> None:
+        with pytest.raises(openai.BadRequestError, match=message) as refused:
             client.images.edit(image=image, prompt=fields.pop("prompt", ""), **fields)
         assert refused.value.param in ("image", "mask", "prompt", "n")
 
@@ -192,8 +196,8 @@ def test_invalid_edits_are_refused(client: openai.OpenAI, http: httpx.Client) ->
     refuse("not an image of a supported", b"text")
     refuse("whole multiple", encode(Image.new("L", (7, 7))))
     for size in ((2, 2), (6, 5)):  # Exif could swap the sides
-        says = "the mask is {} × {}".format(*size)
-        refuse(says, encode(picture), mask=encode(Image.new("LA", size)))
+        message = "the mask is {} × {}".format(*size)
+        refuse(message, encode(picture), mask=encode(Image.new("LA", size)))
     refuse("understand sentences", encode(picture), prompt="a castle")
     refuse("n: ", encode(picture), n=0)
     url = "/v1/images/edits"

@@ -88,11 +88,11 @@ def test_prompt_selects_the_model_that_has_the_class() -> None:
             )
             assert np.array_equal(pixels_of(data[0].b64_json, config), expected), prompt
         assert client.images.generate(prompt="1", model="animals").data  # by number
-        for prompt, model, says in (
+        for prompt, model, message in (
             ("a frog", "numbers", "0, 1, 2, 3"), ("a dog", None, "animals: cat, frog"),
             ("draw a", None, "do not understand"), ("two frogs", None, "animals"),
         ):  # fmt: skip
-            with pytest.raises(openai.BadRequestError, match=says) as refused:
+            with pytest.raises(openai.BadRequestError, match=message) as refused:
                 client.images.generate(prompt=prompt, model=model or openai.omit)
             assert refused.value.param == "prompt"
 
@@ -235,7 +235,7 @@ def test_options_without_effect_cause_warnings(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("param", "value", "says"),
+    ("param", "value", "message"),
     [
         ("prompt", "a castle", "zero, one, a frog"),
         ("size", "1024x1025", "5x6"),
@@ -254,12 +254,12 @@ def test_options_without_effect_cause_warnings(client: openai.OpenAI) -> None:
     ],
 )
 def test_invalid_options_are_refused(
-    client: openai.OpenAI, param: str, value: object, says: str
+    client: openai.OpenAI, param: str, value: object, message: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.images.generate(**{"prompt": "", "extra_body": {param: value}})  # type: ignore[call-overload]
     assert refused.value.param == param
-    assert says in refused.value.message
+    assert message in refused.value.message
 
 
 def test_unknown_model_is_404(client: openai.OpenAI) -> None:
