@@ -58,12 +58,12 @@ class LocalReplicas:
         self.replicas = [self._begin() for _ in range(count)]
         self.silent: list[Replica] = []
         self.lives: list[int] = []
-        self.parts: list[tuple[Replica, WorkItem]] = []
+        self.items: list[tuple[Replica, WorkItem]] = []
 
-    def draw(self, part: WorkItem) -> FakeStream:
-        replica = min(self.replicas, key=lambda one: sum(one is other for other, _ in self.parts))
-        self.parts.append((replica, part))
-        return FakeStream(replica.draw(part), self.lives.pop(0) if self.lives else None)
+    def draw(self, item: WorkItem) -> FakeStream:
+        replica = min(self.replicas, key=lambda one: sum(one is other for other, _ in self.items))
+        self.items.append((replica, item))
+        return FakeStream(replica.draw(item), self.lives.pop(0) if self.lives else None)
 
     async def heartbeat(
         self, frontend: str, share: float, seconds: float
@@ -84,8 +84,8 @@ class LocalReplicas:
 class FakeStream:
     """Update stream of a work item, whose replica dies after ``life`` updates."""
 
-    def __init__(self, news: AsyncIterator[ItemUpdates], life: int | None) -> None:
-        self._news, self._life = news, life
+    def __init__(self, updates: AsyncIterator[ItemUpdates], life: int | None) -> None:
+        self._updates, self._life = updates, life
 
     def __aiter__(self) -> FakeStream:
         return self
@@ -94,15 +94,15 @@ class FakeStream:
         if self._life == 0:
             self.cancel()
             raise ConnectionError("the replica died")
-        news = await anext(self._news)
+        updates = await anext(self._updates)
         if self._life is None:
-            return news
+            return updates
         self._life -= 1
         # A late reader would receive everything at once, and leave nothing to other replicas.
-        return [look._replace(result=None) for look in news]
+        return [update._replace(result=None) for update in updates]
 
     def cancel(self) -> None:
-        self._closing = asyncio.ensure_future(self._news.aclose())  # type: ignore[attr-defined]
+        self._closing = asyncio.ensure_future(self._updates.aclose())  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -115,21 +115,21 @@ def distributed_engine(
 ) -> Iterator[tuple[DistributedEngine, LocalReplicas]]:
     """Run an engine on replicas with a tiny model, and check at the end that it leaks nothing."""
     save_tiny(folder)
-    here = LocalReplicas(folder, count, fields or {})
+    local = LocalReplicas(folder, count, fields or {})
     config = load_checkpoint(folder / "tiny.safetensors").model.config
     bounds = QueueLimits(**limits)  # type: ignore[arg-type]
-    engine = DistributedEngine("tiny", config, here, SLOTS, bounds, observer)
+    engine = DistributedEngine("tiny", config, local, SLOTS, bounds, observer)
     engine.start()
     try:
         assert engine.ready.wait(60)
-        yield engine, here
+        yield engine, local
     finally:
         engine.close(30.0)
     assert not engine.alive
     assert engine.slots_in_use == engine.running == engine.queue.waiting == 0
     assert engine._images_assigned == {}  # otherwise finished generations would leak
     until(
-        lambda: all(replica_is_idle(replica) for replica in here.replicas),
+        lambda: all(replica_is_idle(replica) for replica in local.replicas),
         "idle replicas",
     )
 

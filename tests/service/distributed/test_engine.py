@@ -68,14 +68,14 @@ def test_an_update_starts_after_the_received_pixels() -> None:
     assert image_update(image, ImageProgress(12, 0)) == (None, ImageProgress(12, 0))
     for position in (9, 4):  # another particle was displayed meanwhile
         assert image_update(image, ImageProgress(position, 1)) == (None, ImageProgress(position, 1))
-    look, known = image_update(image, ImageProgress(4, 0))
+    update, known = image_update(image, ImageProgress(4, 0))
     assert known == ImageProgress(9, 0)
-    assert look is not None
-    assert (look.start, len(look.pixels), look.result) == (4, 5, None)
+    assert update is not None
+    assert (update.start, len(update.pixels), update.result) == (4, 5, None)
     image.revisions.append(2)
-    look, known = image_update(image, known)
-    assert look is not None
-    assert (look.start, look.revisions, known) == (2, [2], ImageProgress(9, 1))
+    update, known = image_update(image, known)
+    assert update is not None
+    assert (update.start, update.revisions, known) == (2, [2], ImageProgress(9, 1))
 
 
 def test_an_image_that_ends_early_on_its_second_replica_still_sends_its_result() -> None:
@@ -83,17 +83,17 @@ def test_an_image_that_ends_early_on_its_second_replica_still_sends_its_result()
     for known in (ImageProgress(12, 0), ImageProgress(9, 1)):
         image = Image(0, 1, CanvasView(VALUES.copy(), np.array([9], np.int32)))
         image.finish(FinishReason.ERROR, None)
-        look, after = image_update(image, known)
-        assert look is not None
-        assert look.result is not None
-        assert (look.start, len(look.pixels), after) == (known.position, 0, known)
+        update, after = image_update(image, known)
+        assert update is not None
+        assert update.result is not None
+        assert (update.start, len(update.pixels), after) == (known.position, 0, known)
 
 
 def test_a_replica_has_no_queue_limit_and_no_result_cache(tmp_path: Path) -> None:
     """The frontend bounds waiting images and keeps results."""
     fields = {"max_images": 2, "max_waiting": 2}
-    with distributed_engine(tmp_path, count=1, fields=fields) as (engine, here):
-        (replica,) = here.replicas
+    with distributed_engine(tmp_path, count=1, fields=fields) as (engine, local):
+        (replica,) = local.replicas
         submit = replica._engine.queue.submit
         many = [submit(GenerationSpec(n=1, seed=j), detached=True) for j in range(40)]
         until(lambda: all(one.finished for one in many), "their end")
@@ -103,8 +103,8 @@ def test_a_replica_has_no_queue_limit_and_no_result_cache(tmp_path: Path) -> Non
 
 def test_a_replica_schedules_by_caller_and_request_size(tmp_path: Path) -> None:
     """A large request consists of many work items, none of which is large."""
-    with distributed_engine(tmp_path, count=1) as (engine, here):
-        queue = here.replicas[0]._engine.queue
+    with distributed_engine(tmp_path, count=1) as (engine, local):
+        queue = local.replicas[0]._engine.queue
         begun: list[Generation] = []
         submit = queue.submit
 
@@ -120,15 +120,15 @@ def test_a_replica_schedules_by_caller_and_request_size(tmp_path: Path) -> None:
         with engine.queue.reading(generation):
             until(lambda: generation.finished, "the generation's end")
     assert len(begun) > 1
-    for part in begun:
-        assert (part.caller, part.request_slots, part.slot_demand) == ("me", 42, 0)
+    for one in begun:
+        assert (one.caller, one.request_slots, one.slot_demand) == ("me", 42, 0)
     half = Generation("tiny", GREY, GenerationSpec(n=4, seed=0), request_slots=42)
     half.unfinished = 2
     assert half.slot_demand == 21
 
 
 def test_a_cancelled_generation_ends_on_every_replica(tmp_path: Path) -> None:
-    with distributed_engine(tmp_path) as (engine, here):
+    with distributed_engine(tmp_path) as (engine, local):
         generation = engine.queue.submit(GenerationSpec(n=400, seed=0))
         with engine.queue.reading(generation):
             until(lambda: generation.drawn_pixels, "the first pixel")
@@ -138,7 +138,7 @@ def test_a_cancelled_generation_ends_on_every_replica(tmp_path: Path) -> None:
         assert reasons <= {FinishReason.CANCELLED, FinishReason.LENGTH}
         assert FinishReason.CANCELLED in reasons
         assert engine.running == 0
-        until(lambda: all(map(replica_is_idle, here.replicas)), "idle replicas")
+        until(lambda: all(map(replica_is_idle, local.replicas)), "idle replicas")
 
 
 def test_a_generation_without_readers_ends_on_every_replica(tmp_path: Path) -> None:
@@ -151,11 +151,11 @@ def test_a_generation_without_readers_ends_on_every_replica(tmp_path: Path) -> N
 
 
 def test_images_are_spread_over_all_replicas(tmp_path: Path) -> None:
-    with distributed_engine(tmp_path, count=3) as (engine, here):
+    with distributed_engine(tmp_path, count=3) as (engine, local):
         drawn(engine, GenerationSpec(n=60, seed=0))
         given = Counter[str]()
-        for replica, part in here.parts:
-            given[replica.heartbeat("", 0).replica] += part.spec.n
+        for replica, item in local.items:
+            given[replica.heartbeat("", 0).replica] += item.spec.n
         assert sum(given.values()) == 60
         assert len(given) == 3
 
@@ -163,38 +163,38 @@ def test_images_are_spread_over_all_replicas(tmp_path: Path) -> None:
 def test_a_replica_gets_little_more_than_it_has_slots_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard, there = RecordingObserver(), list[int]()
-    with distributed_engine(tmp_path, observer=heard) as (engine, here):
-        draw = here.draw
+    observer, there = RecordingObserver(), list[int]()
+    with distributed_engine(tmp_path, observer=observer) as (engine, local):
+        draw = local.draw
 
-        def watched(part: WorkItem) -> FakeStream:
-            call = draw(part)
-            given = sum(one.spec.n for _, one in here.parts)
-            there.append(given - heard.reasons.total())
+        def watched(item: WorkItem) -> FakeStream:
+            call = draw(item)
+            given = sum(one.spec.n for _, one in local.items)
+            there.append(given - observer.reasons.total())
             return call
 
-        monkeypatch.setattr(here, "draw", watched)
+        monkeypatch.setattr(local, "draw", watched)
         drawn(engine, GenerationSpec(n=30, seed=0))
     assert max(there) == 2 * (SLOTS + 1)
 
 
 def test_a_new_replica_gets_work(tmp_path: Path) -> None:
-    with distributed_engine(tmp_path, count=1) as (engine, here):
-        here.join()
+    with distributed_engine(tmp_path, count=1) as (engine, local):
+        local.join()
         until(lambda: len(engine.reports) == 2, "its report")
         assert engine.slots == 2 * SLOTS
         drawn(engine, GenerationSpec(n=32, seed=0))
-        assert len({id(replica) for replica, _ in here.parts}) == 2
+        assert len({id(replica) for replica, _ in local.items}) == 2
 
 
 def test_without_replicas_images_wait_and_the_engine_is_not_alive(tmp_path: Path) -> None:
-    with distributed_engine(tmp_path) as (engine, here):
-        gone, here.replicas = here.replicas, []
+    with distributed_engine(tmp_path) as (engine, local):
+        gone, local.replicas = local.replicas, []
         until(lambda: not engine.alive, "not being ready")
         generation = engine.queue.submit(GenerationSpec(n=2, seed=0))
         with engine.queue.reading(generation):
             assert generation.status is Status.WAITING
-            here.replicas = gone
+            local.replicas = gone
             until(lambda: generation.finished, "its end")
         assert_equals_local_engine(generation)
 
@@ -209,17 +209,17 @@ def test_close_lets_generations_finish_and_refuses_new_ones(tmp_path: Path) -> N
 
 
 def test_the_observer_receives_all_events(tmp_path: Path) -> None:
-    heard = RecordingObserver()
-    with distributed_engine(tmp_path, observer=heard) as (engine, here):
-        here.lives = [1]
+    observer = RecordingObserver()
+    with distributed_engine(tmp_path, observer=observer) as (engine, local):
+        local.lives = [1]
         drawn(engine, GenerationSpec(n=6, seed=0))
-    assert heard.reasons == {FinishReason.LENGTH: 6}
-    assert (len(heard.waits), len(heard.first_pixels), len(heard.ends)) == (1, 1, 1)
+    assert observer.reasons == {FinishReason.LENGTH: 6}
+    assert (len(observer.waits), len(observer.first_pixels), len(observer.ends)) == (1, 1, 1)
 
 
 def test_images_waiting_at_the_frontend_count_for_autoscaling(tmp_path: Path) -> None:
-    with distributed_engine(tmp_path) as (_, here):
-        replica = here.replicas[0]
+    with distributed_engine(tmp_path) as (_, local):
+        replica = local.replicas[0]
         replica.heartbeat("another frontend", 7.5)
         assert replica.record_autoscaling_stats() == {"slots": 7.5}
         replica.heartbeat("another frontend", 0.0)
@@ -244,15 +244,15 @@ def test_an_image_must_fit_into_the_smallest_replica(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it would block a replica's queue for ever, for instance during a rolling update."""
-    with distributed_engine(tmp_path) as (engine, here):
+    with distributed_engine(tmp_path) as (engine, local):
         assert engine.max_slots_per_image == SLOTS
-        heartbeat = here.heartbeat
+        heartbeat = local.heartbeat
 
         async def smaller(*asked: Any) -> tuple[list[ReplicaReport], list[Exception]]:
             (first, *rest), silent = await heartbeat(*asked)
             return [first._replace(slots=3), *rest], silent
 
-        monkeypatch.setattr(here, "heartbeat", smaller)
+        monkeypatch.setattr(local, "heartbeat", smaller)
         until(lambda: engine.max_slots_per_image == 3, "its report")
 
 
@@ -266,21 +266,21 @@ def test_replicas_are_told_of_cancelled_work_items(
             until(lambda: generation.drawn_pixels, "the first pixel")
             engine.queue.cancel(generation)
             until(lambda: generation.finished, "its end")
-        until(lambda: cancelled, "their being told")
+        until(lambda: cancelled, "the cancellation")
 
 
 def test_a_large_request_is_spread_in_equal_work_items(tmp_path: Path) -> None:
     """As many images as the replicas have slots, and one more each, in equal work items."""
-    with distributed_engine(tmp_path) as (engine, here):
+    with distributed_engine(tmp_path) as (engine, local):
         drawn(engine, GenerationSpec(n=60, seed=0))
-        assert [part.spec.n for _, part in here.parts[:2]] == [SLOTS + 1, SLOTS + 1]
+        assert [item.spec.n for _, item in local.items[:2]] == [SLOTS + 1, SLOTS + 1]
 
 
 def test_replicas_of_different_variants_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with distributed_engine(tmp_path) as (engine, here):
-        one, other = (replica.heartbeat("", 0.0) for replica in here.replicas)
+    with distributed_engine(tmp_path) as (engine, local):
+        one, other = (replica.heartbeat("", 0.0) for replica in local.replicas)
         engine._heartbeats._check_variants([one, other])
         assert "of different variants" not in caplog.text
         engine._heartbeats._check_variants([one, other._replace(variant="another")])

@@ -45,20 +45,20 @@ from tests.service.fixtures import DEADLINE, GREY, save_tiny, until
 def test_other_replicas_finish_a_lost_replicas_images_with_the_same_bytes(
     name: str, life: int, tmp_path: Path
 ) -> None:
-    heard = RecordingObserver()
-    with distributed_engine(tmp_path, observer=heard) as (engine, here):
-        here.lives = [life, life]
+    observer = RecordingObserver()
+    with distributed_engine(tmp_path, observer=observer) as (engine, local):
+        local.lives = [life, life]
         generation = drawn(engine, SPECS[name])
-        assert not here.lives
+        assert not local.lives
         assert_equals_local_engine(generation)
-    assert heard.again >= 2
+    assert observer.again >= 2
 
 
 def test_the_next_replica_sends_only_new_pixels(tmp_path: Path) -> None:
-    with distributed_engine(tmp_path, count=1) as (engine, here):
-        here.lives = [1]
+    with distributed_engine(tmp_path, count=1) as (engine, local):
+        local.lives = [1]
         generation = drawn(engine, GenerationSpec(n=1, seed=3))
-        (_, first), (_, second) = here.parts
+        (_, first), (_, second) = local.items
         assert first.progress == [ImageProgress(0, 0)]
         assert 0 < second.progress[0].position <= GREY.pixels
         assert_equals_local_engine(generation)
@@ -74,7 +74,7 @@ def test_a_bug_in_applying_updates_ends_the_generation_without_another_try(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cancelled = record_cancels(monkeypatch)
-    with distributed_engine(tmp_path) as (engine, here):
+    with distributed_engine(tmp_path) as (engine, local):
         tell, failed = getattr(engine._progress, told), list[Generation]()
 
         def fail(generation: Generation, *rest: object) -> None:
@@ -90,7 +90,7 @@ def test_a_bug_in_applying_updates_ends_the_generation_without_another_try(
         assert touched.error is not None
         assert engine.slots_in_use == engine.running == 0
         # Otherwise its replica would continue in vain.
-        assert len(here.parts) == len(cancelled) == 1
+        assert len(local.items) == len(cancelled) == 1
         assert "MemoryError" in caplog.text
         assert "drawn again" not in caplog.text
         assert_equals_local_engine(drawn(engine, SPECS["many"]))
@@ -101,11 +101,11 @@ def test_progress_resets_the_number_of_tries() -> None:
     generation = engine.queue.submit(GenerationSpec(n=1, seed=0))
     canvas = np.zeros((GREY.pixels, 1), np.uint8)
     generation.images[0].start(CanvasView(canvas, np.zeros(1, np.int32)))
-    part = _Assignment(generation, generation.images, MAX_TRIES)
-    engine._apply_updates(part, [ImageUpdate(0, 0, canvas[:0], [], None)])
-    assert part.tries == MAX_TRIES
-    engine._apply_updates(part, [ImageUpdate(0, 0, canvas[:5], [], None)])
-    assert part.tries == 1
+    assignment = _Assignment(generation, generation.images, MAX_TRIES)
+    engine._apply_updates(assignment, [ImageUpdate(0, 0, canvas[:0], [], None)])
+    assert assignment.tries == MAX_TRIES
+    engine._apply_updates(assignment, [ImageUpdate(0, 0, canvas[:5], [], None)])
+    assert assignment.tries == 1
     engine._loop.close()
 
 
@@ -116,10 +116,10 @@ class SecondImageOnly(FakeStream):
 
     async def __anext__(self) -> ItemUpdates:
         while not self.over:
-            news = [look for look in await anext(self._news) if look.image == 1]
-            self.over = any(look.result for look in news)
-            if news:
-                return news
+            updates = [update for update in await anext(self._updates) if update.image == 1]
+            self.over = any(update.result for update in updates)
+            if updates:
+                return updates
         self.cancel()
         raise ConnectionError("the replica died")
 
@@ -127,17 +127,17 @@ class SecondImageOnly(FakeStream):
 def test_images_before_and_after_a_finished_one_become_two_work_items(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with distributed_engine(tmp_path, count=1) as (engine, here):
-        draw = here.draw
+    with distributed_engine(tmp_path, count=1) as (engine, local):
+        draw = local.draw
 
-        def first(part: WorkItem) -> FakeStream:
-            monkeypatch.setattr(here, "draw", draw)
-            here.parts.append((here.replicas[0], part))
-            return SecondImageOnly(here.replicas[0].draw(part), None)
+        def first(item: WorkItem) -> FakeStream:
+            monkeypatch.setattr(local, "draw", draw)
+            local.items.append((local.replicas[0], item))
+            return SecondImageOnly(local.replicas[0].draw(item), None)
 
-        monkeypatch.setattr(here, "draw", first)
+        monkeypatch.setattr(local, "draw", first)
         generation = drawn(engine, GenerationSpec(n=3, seed=5))
-        assert [part.spec.n for _, part in here.parts] == [3, 1, 1]
+        assert [item.spec.n for _, item in local.items] == [3, 1, 1]
         assert_equals_local_engine(generation)
 
 
@@ -145,13 +145,13 @@ def test_a_silent_replica_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scanline.service.distributed.heartbeats.HEARTBEAT_SECONDS", 0.05)
-    with distributed_engine(tmp_path) as (engine, here):
+    with distributed_engine(tmp_path) as (engine, local):
         both = {*engine.reports}
-        here.silent = here.replicas[:1]
+        local.silent = local.replicas[:1]
         since = engine._heartbeats._last_without_silence
-        until(lambda: engine._clock() - since > 0.5, "many meetings")
+        until(lambda: engine._clock() - since > 0.5, "many heartbeat")
         assert {*engine.reports} == both  # it may still draw its work items
-        here.join()  # a new replica is noticed meanwhile
+        local.join()  # a new replica is noticed meanwhile
         until(lambda: len(engine.reports) == 3, "the report of one more")
         assert_equals_local_engine(drawn(engine, GenerationSpec(n=9, seed=0)))
         monkeypatch.setattr("scanline.service.distributed.heartbeats.SILENT_SECONDS", 0.5)
@@ -181,15 +181,15 @@ def test_if_all_replicas_are_silent_there_are_none(
 ) -> None:
     monkeypatch.setattr("scanline.service.distributed.heartbeats.HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr("scanline.service.distributed.heartbeats.LOST_SECONDS", 0.0)
-    with distributed_engine(tmp_path) as (engine, here):
-        here.silent = [*here.replicas]
+    with distributed_engine(tmp_path) as (engine, local):
+        local.silent = [*local.replicas]
         since = engine._heartbeats._last_without_silence
-        until(lambda: engine._clock() - since > 0.5, "many meetings")
+        until(lambda: engine._clock() - since > 0.5, "many heartbeat")
         assert engine.alive
         monkeypatch.setattr("scanline.service.distributed.heartbeats.SILENT_SECONDS", 0.5)
-        until(lambda: not engine.alive, "the end of them")
-        here.silent = []
-        until(lambda: engine.alive, "their coming back")
+        until(lambda: not engine.alive, "the loss of all replicas")
+        local.silent = []
+        until(lambda: engine.alive, "the return of the replicas")
     assert "tiny: no replica reports, so nothing is drawn: all are silent" in caplog.text
 
 
@@ -197,14 +197,14 @@ def test_if_all_replicas_are_silent_there_are_none(
 def test_failed_sends_and_heartbeats_are_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    with distributed_engine(tmp_path, count=1) as (engine, here):
-        draw, heartbeat, left = here.draw, here.heartbeat, {"draw": 1, "heartbeat": 1}
+    with distributed_engine(tmp_path, count=1) as (engine, local):
+        draw, heartbeat, left = local.draw, local.heartbeat, {"draw": 1, "heartbeat": 1}
 
-        def failing(part: WorkItem) -> FakeStream:
+        def failing(item: WorkItem) -> FakeStream:
             if left["draw"]:
                 left["draw"] -= 1
                 raise error
-            return draw(part)
+            return draw(item)
 
         async def silent(
             frontend: str, share: float, seconds: float
@@ -214,11 +214,11 @@ def test_failed_sends_and_heartbeats_are_retried(
                 raise error
             return await heartbeat(frontend, share, seconds)
 
-        monkeypatch.setattr(here, "draw", failing)
-        monkeypatch.setattr(here, "heartbeat", silent)
+        monkeypatch.setattr(local, "draw", failing)
+        monkeypatch.setattr(local, "heartbeat", silent)
         assert_equals_local_engine(drawn(engine, GenerationSpec(n=2, seed=0)))
-        until(lambda: not left["heartbeat"], "a meeting")
-        here.join()
+        until(lambda: not left["heartbeat"], "a heartbeat")
+        local.join()
         until(lambda: len(engine.reports) == 2, "the report of one more")
         assert left == {"draw": 0, "heartbeat": 0}
 
@@ -229,16 +229,16 @@ def test_replicas_that_cannot_be_reached_count_no_more(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr("scanline.service.distributed.heartbeats.LOST_SECONDS", 0.2)
     monkeypatch.setattr("scanline.service.distributed.heartbeats.HEARTBEAT_SECONDS", 0.05)
-    with distributed_engine(tmp_path) as (engine, here):
+    with distributed_engine(tmp_path) as (engine, local):
 
         async def nobody(*asked: object) -> tuple[list[ReplicaReport], list[Exception]]:
             raise OSError("no way there")
 
         with monkeypatch.context() as patch:
-            patch.setattr(here, "heartbeat", nobody)
-            until(lambda: not engine.alive, "the end of them")
+            patch.setattr(local, "heartbeat", nobody)
+            until(lambda: not engine.alive, "the loss of all replicas")
             assert engine.slots == 0
-        until(lambda: engine.alive, "their coming back")
+        until(lambda: engine.alive, "the return of the replicas")
     told = [record.getMessage() for record in caplog.records]
     assert (
         sum(
@@ -253,10 +253,10 @@ def test_replicas_that_cannot_be_reached_count_no_more(
 def test_the_share_of_a_lost_frontend_expires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with distributed_engine(tmp_path) as (_, here):
-        here.replicas[0].heartbeat("one that is gone", 7.5)
+    with distributed_engine(tmp_path) as (_, local):
+        local.replicas[0].heartbeat("one that is gone", 7.5)
         monkeypatch.setattr("scanline.service.distributed.replica.SHARE_SECONDS", 0.0)
-        until(lambda: replica_is_idle(here.replicas[0]), "its being forgotten")
+        until(lambda: replica_is_idle(local.replicas[0]), "its being forgotten")
 
 
 def test_a_broken_replica_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,48 +283,48 @@ def test_a_broken_replica_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_work_item_that_is_too_large_is_refused_without_blocking_others(tmp_path: Path) -> None:
-    with distributed_engine(tmp_path, count=1) as (engine, here):
+    with distributed_engine(tmp_path, count=1) as (engine, local):
         wide = Generation(
             "tiny", GREY, GenerationSpec(n=1, seed=0, sampling=SamplingParams(particles=SLOTS + 1))
         )
-        part = WorkItem.of(wide, wide.images)
+        item = WorkItem.of(wide, wide.images)
         with pytest.raises(ValueError, match=f"needs {SLOTS + 1} slots"):
-            asyncio.run(anext(aiter(here.replicas[0].draw(part))))  # type: ignore[arg-type]
+            asyncio.run(anext(aiter(local.replicas[0].draw(item))))  # type: ignore[arg-type]
         assert_equals_local_engine(drawn(engine, GenerationSpec(n=2, seed=0)))
 
 
 def test_a_work_item_that_fails_everywhere_ends_in_an_error(tmp_path: Path) -> None:
-    with distributed_engine(tmp_path) as (engine, here):
-        here.lives = [0] * MAX_TRIES
+    with distributed_engine(tmp_path) as (engine, local):
+        local.lives = [0] * MAX_TRIES
         failed = drawn(engine, GenerationSpec(n=1, seed=0))
         assert failed.error
         assert failed.images[0].finish_reason is FinishReason.ERROR
-        assert len(here.parts) == MAX_TRIES
+        assert len(local.items) == MAX_TRIES
         assert_equals_local_engine(drawn(engine, GenerationSpec(n=1, seed=0)))
 
 
 def test_a_work_item_waits_for_the_next_heartbeat_after_two_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with distributed_engine(tmp_path) as (engine, here):
+    with distributed_engine(tmp_path) as (engine, local):
         asked: list[WorkItem] = []
 
-        def unreachable(part: WorkItem) -> FakeStream:
-            asked.append(part)
+        def unreachable(item: WorkItem) -> FakeStream:
+            asked.append(item)
             raise OSError("no way there")
 
         async def nobody(*asked: object) -> tuple[list[ReplicaReport], list[Exception]]:
             raise OSError("no way there")
 
         with monkeypatch.context() as patch:
-            patch.setattr(here, "draw", unreachable)
-            patch.setattr(here, "heartbeat", nobody)
+            patch.setattr(local, "draw", unreachable)
+            patch.setattr(local, "heartbeat", nobody)
             generation = engine.queue.submit(GenerationSpec(n=1, seed=0))
             until(lambda: len(asked) == 2, "a second try")
             since = engine._clock()
             until(lambda: engine._clock() > since + 0.3)  # many iterations of the main loop
         with engine.queue.reading(generation):
-            until(lambda: generation.finished, "their coming back")
+            until(lambda: generation.finished, "the return of the replicas")
         assert len(asked) == 2
         assert_equals_local_engine(generation)
 
@@ -349,8 +349,8 @@ def test_waiting_for_the_next_heartbeat_is_bounded_if_a_replica_hangs(
 def test_a_work_item_that_fails_on_one_replica_is_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with distributed_engine(tmp_path) as (engine, here):
-        decoder = here.replicas[0]._engine.decoder
+    with distributed_engine(tmp_path) as (engine, local):
+        decoder = local.replicas[0]._engine.decoder
 
         def fail(*_: object) -> None:
             monkeypatch.undo()
@@ -384,9 +384,9 @@ class SilentStream:
 def test_a_bug_in_the_engine_ends_all_generations_with_an_error(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with distributed_engine(tmp_path) as (engine, here):
+    with distributed_engine(tmp_path) as (engine, local):
         dies = threading.Event()
-        monkeypatch.setattr(here, "draw", lambda part: SilentStream(dies))
+        monkeypatch.setattr(local, "draw", lambda item: SilentStream(dies))
         running = engine.queue.submit(GenerationSpec(n=3, seed=0), detached=True)
         until(lambda: engine.running == 3, "images at replicas")
 

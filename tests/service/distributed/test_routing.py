@@ -58,9 +58,9 @@ def test_a_request_that_a_replica_did_not_accept_goes_to_all_others_first() -> N
 
     async def run() -> None:
         assert await router.choose_replicas([third], request("before", 9)) == [[third]]
-        part, order = request("part", 2), []
+        item, order = request("item", 2), []
         for _ in range(5):
-            ((chosen,),) = await router.choose_replicas([ONE, OTHER, third], part)
+            ((chosen,),) = await router.choose_replicas([ONE, OTHER, third], item)
             order.append(chosen)
             assert router._images == Counter(third=9) + Counter({chosen.replica_id: 2})
         assert order == [ONE, OTHER, third, ONE, OTHER]

@@ -95,14 +95,14 @@ class RecordingObserver:
 @contextlib.contextmanager
 def opened(
     decoder: Decoder,
-    heard: RecordingObserver | None = None,
+    observer: RecordingObserver | None = None,
     clock: Callable[[], float] = time.perf_counter,
     spare: int = 0,
     **limits: float,
 ) -> Iterator[Engine]:
     """Create an engine that is not started, and check at the end that it leaks nothing."""
     bounds = QueueLimits(**limits)  # type: ignore[arg-type]
-    engine = Engine("fake", decoder, bounds, heard, clock, spare)
+    engine = Engine("fake", decoder, bounds, observer, clock, spare)
     drain = 0.0  # if the test fails, do not wait
     try:
         yield engine
@@ -118,13 +118,13 @@ def opened(
 @contextlib.contextmanager
 def running(
     decoder: Decoder,
-    heard: RecordingObserver | None = None,
+    observer: RecordingObserver | None = None,
     clock: Callable[[], float] = time.perf_counter,
     spare: int = 0,
     **limits: float,
 ) -> Iterator[Engine]:
     """Run an engine, and check at the end that it leaks nothing."""
-    with opened(decoder, heard, clock, spare, **limits) as engine:
+    with opened(decoder, observer, clock, spare, **limits) as engine:
         engine.start()
         yield engine
 

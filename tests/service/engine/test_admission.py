@@ -97,7 +97,7 @@ def test_an_image_is_admitted_between_two_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "crowd", "admitted"),
+    ("slots", "images", "admitted"),
     [
         (200, 200, [64, 64, 64, 8]),
         (1024, 300, [128, 128, 44]),
@@ -105,7 +105,7 @@ def test_an_image_is_admitted_between_two_steps() -> None:
     ],
 )
 def test_many_images_are_admitted_over_several_steps(
-    slots: int, crowd: int, admitted: list[int]
+    slots: int, images: int, admitted: list[int]
 ) -> None:
     decoder = FakeDecoder(GREY, slots)
     seen: list[tuple[str, int]] = []
@@ -118,7 +118,7 @@ def test_many_images_are_admitted_over_several_steps(
     decoder.before_load = lambda slots: seen.append(("load", len(slots)))
     decoder.before_step = draw
     with opened(decoder, clock=clock) as engine:
-        generation = engine.queue.submit(GenerationSpec(n=crowd, seed=0))
+        generation = engine.queue.submit(GenerationSpec(n=images, seed=0))
         engine.start()
         with engine.queue.reading(generation):
             assert_right(generation)

@@ -29,10 +29,10 @@ def reasons(generation: Generation) -> list[FinishReason | None]:
 def test_cancelling_waiting_and_running_generations_does_not_affect_others(
     decoders: type[FakeDecoder],
 ) -> None:
-    heard = RecordingObserver()
+    observer = RecordingObserver()
     decoder = decoders(GREY, 2)
     gate = Gate(decoder)
-    with running(decoder, heard) as engine:
+    with running(decoder, observer) as engine:
         runs = engine.queue.submit(GenerationSpec(n=3, seed=0))  # two images run, one waits
         gate.wait()
         waits, other = (
@@ -58,7 +58,7 @@ def test_cancelling_waiting_and_running_generations_does_not_affect_others(
         assert not image.read(image.position, GREY.pixels).any()
         assert image.bits is None
         engine.queue.cancel(runs)  # again, after the end
-        assert heard.reasons == {FinishReason.CANCELLED: 7, FinishReason.LENGTH: 2}
+        assert observer.reasons == {FinishReason.CANCELLED: 7, FinishReason.LENGTH: 2}
         assert_all_slots_free(engine, decoder)
 
 

@@ -33,13 +33,13 @@ CONFIGS = pytest.mark.parametrize("config", [GREY, COLOUR], ids=["grey", "colour
 
 @CONFIGS
 def test_a_generation_is_drawn(config: ModelConfig) -> None:
-    decoder, heard, clock = FakeDecoder(config, 4), RecordingObserver(), Clock()
+    decoder, observer, clock = FakeDecoder(config, 4), RecordingObserver(), Clock()
 
     def draw(slots: list[int]) -> None:
         clock.now += 0.5
 
     decoder.before_step = draw
-    with opened(decoder, heard, clock) as engine:
+    with opened(decoder, observer, clock) as engine:
         generation = engine.queue.submit(
             GenerationSpec(n=7, seed=2**64 - 3, sampling=SamplingParams(temperature=0.5))
         )
@@ -56,11 +56,11 @@ def test_a_generation_is_drawn(config: ModelConfig) -> None:
         assert engine.queue.find("gen_none") is None
         assert (generation.created, generation.started) == (submitted, submitted + 2.5)
         assert (generation.first_pixel, generation.ended) == (submitted + 3, clock.now)
-    assert (heard.waits, heard.first_pixels) == ([2.5], [3.0])
-    assert heard.ends == [clock.now - submitted]
-    assert {seconds for seconds, _ in heard.steps} == {0.5}
-    assert heard.reasons == {FinishReason.LENGTH: 7}
-    assert heard.pixels == 7 * config.pixels
+    assert (observer.waits, observer.first_pixels) == ([2.5], [3.0])
+    assert observer.ends == [clock.now - submitted]
+    assert {seconds for seconds, _ in observer.steps} == {0.5}
+    assert observer.reasons == {FinishReason.LENGTH: 7}
+    assert observer.pixels == 7 * config.pixels
 
 
 @BOTH

@@ -46,10 +46,10 @@ from tests.service.fixtures import GREY, FakeDecoder, until
 def test_a_failing_step_ends_only_the_running_generations(
     decoders: type[FakeDecoder], caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard = RecordingObserver()
+    observer = RecordingObserver()
     decoder = decoders(GREY, 2)
     gate = Gate(decoder)
-    with running(decoder, heard) as engine:
+    with running(decoder, observer) as engine:
         touched = engine.queue.submit(GenerationSpec(n=3, seed=0))
         gate.wait()
         spared = engine.queue.submit(GenerationSpec(n=2, seed=10))
@@ -72,13 +72,13 @@ def test_a_failing_step_ends_only_the_running_generations(
         after = engine.queue.submit(GenerationSpec(n=5, seed=3))
         with engine.queue.reading(after):
             assert_right(after)
-        assert heard.reasons == {FinishReason.ERROR: 3, FinishReason.LENGTH: 7}
+        assert observer.reasons == {FinishReason.ERROR: 3, FinishReason.LENGTH: 7}
         assert_all_slots_free(engine, decoder)
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["at once", "half done"])
+@pytest.mark.parametrize("loaded", [False, True], ids=["at once", "after loading"])
 def test_a_failing_load_ends_only_the_loaded_images(
-    begun: bool, monkeypatch: pytest.MonkeyPatch
+    loaded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = FakeDecoder(GREY, 3)
     gate = Gate(decoder)
@@ -88,7 +88,7 @@ def test_a_failing_load_ends_only_the_loaded_images(
 
         def fail(slots: Slots, inputs: InputBatch) -> None:
             monkeypatch.undo()
-            if begun:
+            if loaded:
                 decoder.begin(slots, inputs)
             raise RuntimeError("beginning is broken")
 
@@ -109,7 +109,7 @@ def test_a_failing_load_ends_only_the_loaded_images(
 def test_all_slots_are_free_after_thousands_of_random_events(
     decoders: type[FakeDecoder],
 ) -> None:
-    heard = RecordingObserver()
+    observer = RecordingObserver()
     decoder = decoders(dataclasses.replace(GREY, height=2, width=2), 7)
     failures = random.Random(5)
 
@@ -119,7 +119,7 @@ def test_all_slots_are_free_after_thousands_of_random_events(
 
     decoder.before_step = decoder.before_load = sometimes
     generations: list[Generation] = []
-    with running(decoder, heard, max_waiting=60, keep_finished=10, grace=0.0) as engine:
+    with running(decoder, observer, max_waiting=60, keep_finished=10, grace=0.0) as engine:
 
         def arrive(number: int) -> None:
             draw = random.Random(number)
@@ -148,8 +148,8 @@ def test_all_slots_are_free_after_thousands_of_random_events(
         until(lambda: all(generation.finished for generation in generations))
         asked = sum(generation.spec.n for generation in generations)
         assert asked > 1000
-        assert sum(heard.reasons.values()) == asked
-        assert set(heard.reasons) == set(FinishReason)
+        assert sum(observer.reasons.values()) == asked
+        assert set(observer.reasons) == set(FinishReason)
         kept = [g.spec.n for g in generations if engine.queue.find(g.id) is not None]
         assert sum(kept) <= 10
         assert engine.alive
@@ -299,31 +299,31 @@ def test_an_image_that_cannot_be_finished_ends_its_generation_only(
         assert_all_slots_free(engine, decoder)
 
 
-@pytest.mark.parametrize("told", ["first_pixel", "finished", "ended"])
+@pytest.mark.parametrize("method", ["first_pixel", "finished", "ended"])
 def test_a_failing_observer_ends_one_generation_only(
-    told: str, monkeypatch: pytest.MonkeyPatch
+    method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three generations are complete at the same moment; only the reported one ends in an error."""
-    heard = RecordingObserver()
-    tell = getattr(heard, told)
+    observer = RecordingObserver()
+    original = getattr(observer, method)
 
     def fail(what: object) -> None:
-        monkeypatch.setattr(heard, told, tell)
+        monkeypatch.setattr(observer, method, original)
         raise MemoryError
 
-    monkeypatch.setattr(heard, told, fail)
+    monkeypatch.setattr(observer, method, fail)
     decoder = FakeDecoder(GREY, 3)
-    with opened(decoder, heard) as engine:
+    with opened(decoder, observer) as engine:
         generations = [engine.queue.submit(GenerationSpec(n=1, seed=seed)) for seed in range(3)]
         engine.start()
         for generation in generations:
             with engine.queue.reading(generation):
                 finished(generation)
         reasons = [generation.images[0].finish_reason for generation in generations]
-        first = FinishReason.ERROR if told == "first_pixel" else FinishReason.LENGTH
+        first = FinishReason.ERROR if method == "first_pixel" else FinishReason.LENGTH
         assert reasons == [first, FinishReason.LENGTH, FinishReason.LENGTH]
         errors = [generation.error is not None for generation in generations]
-        assert errors == [told != "ended", False, False]
+        assert errors == [method != "ended", False, False]
         assert [generation.unfinished for generation in generations] == [0, 0, 0]
         assert_all_slots_free(engine, decoder)
 
@@ -390,7 +390,7 @@ def test_an_idle_engine_is_not_stuck(
         generation = engine.queue.submit(GenerationSpec(n=3, seed=0))
         with engine.queue.reading(generation):
             assert_right(generation)
-        until(lambda: engine.alive, "the engine's rest")
+        until(lambda: engine.alive, "an idle engine")
         assert not engine.stuck
 
 

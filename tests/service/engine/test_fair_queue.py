@@ -15,46 +15,46 @@ def waiting(caller: str, n: int) -> Generation:
     return Generation("fake", GREY, GenerationSpec(n=n, seed=0), caller=caller)
 
 
-def taken(order: FairQueue) -> list[Generation]:
+def take_all(queue: FairQueue) -> list[Generation]:
     """Take all images in order, and return their generations."""
     found: list[Generation] = []
-    while order:
-        found.append(order.peek())
+    while queue:
+        found.append(queue.peek())
         found[-1].next_index += 1
-        order.rotate(found[-1])
+        queue.rotate(found[-1])
     return found
 
 
 def test_queue_positions_match_the_order_of_admission() -> None:
     """With several callers, small and large requests, and images taken in between."""
-    order = FairQueue()
+    queue = FairQueue()
     generations: list[Generation] = []
     for caller, n in zip("abacaabddcbbab", (1, 3, 9, 2, 1, 4, 1, 2, 1, 1, 2, 1, 3, 1), strict=True):
-        told = order.images_before(caller)
-        order.add(new := waiting(caller, n))
+        expected = queue.images_before(caller)
+        queue.add(new := waiting(caller, n))
         generations.append(new)
-        images = list(order.iter_images())
-        assert images.index(new) == told
+        images = list(queue.iter_images())
+        assert images.index(new) == expected
         assert len(images) == sum(one.waiting for one in generations)
-        assert set(order) == {one for one in generations if one.waiting}
+        assert set(queue) == {one for one in generations if one.waiting}
         if n % 2 == 0:  # take an image in between
-            (next_one := order.peek()).next_index += 1
-            order.rotate(next_one)
-    wanted = list(order.iter_images())
-    assert taken(order) == wanted
-    assert not any(order.has_waiting(caller) for caller in "abcd")
+            (following := queue.peek()).next_index += 1
+            queue.rotate(following)
+    images_in_order = list(queue.iter_images())
+    assert take_all(queue) == images_in_order
+    assert not any(queue.has_waiting(caller) for caller in "abcd")
 
 
 def test_a_removed_generation_does_not_block_others() -> None:
-    order = FairQueue()
+    queue = FairQueue()
     a, b, c = waiting("a", 2), waiting("a", 1), waiting("b", 1)
     for one in (a, b, c):
-        order.add(one)
-    assert a in order
-    order.remove(a)
-    assert a not in order
-    assert taken(order) == [b, c]
-    assert a not in order
+        queue.add(one)
+    assert a in queue
+    queue.remove(a)
+    assert a not in queue
+    assert take_all(queue) == [b, c]
+    assert a not in queue
 
 
 def test_a_caller_with_many_requests_delays_another_by_one_image_per_round() -> None:

@@ -180,4 +180,4 @@ def test_an_engine_drops_generations_that_left_the_result_cache() -> None:
             assert_right(generation)
         assert engine.queue.find(generation.id) is None
         del generation
-        until(lambda: [gc.collect(), kept()][1] is None, "its being forgotten")
+        until(lambda: [gc.collect(), kept()][1] is None, "its deletion")

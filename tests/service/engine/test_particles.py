@@ -232,8 +232,15 @@ def test_an_image_that_needs_many_slots_is_not_overtaken_forever() -> None:
 
 def test_weights_are_updated_at_the_end_of_each_known_row() -> None:
     known = np.array([False, True, True, True, True, True])
-    crowd = ParticleFilter(SMALL, 0, known, [0, 1])
-    assert [crowd.pixels_to_next_update(position) for position in range(6)] == [3, 2, 1, 3, 2, 1]
+    particles = ParticleFilter(SMALL, 0, known, [0, 1])
+    assert [particles.pixels_to_next_update(position) for position in range(6)] == [
+        3,
+        2,
+        1,
+        3,
+        2,
+        1,
+    ]
 
 
 def test_collapsed_particles_cause_a_warning() -> None:
@@ -278,21 +285,21 @@ def test_viewers_are_told_of_every_changed_pixel() -> None:
     inputs.known[0], inputs.canvas[0], inputs.label[0] = known, canvas, 0
     switched = 0
     for seed in range(60):
-        inputs.seed[0], seen, told = seed, np.zeros((6, 1), np.uint8), {"slot": 0, "from": 0}
+        inputs.seed[0], seen, shown = seed, np.zeros((6, 1), np.uint8), {"slot": 0, "from": 0}
 
-        def read(seen: NDArray[np.uint8] = seen, told: dict[str, int] = told) -> None:
-            new = slice(told["from"], int(decoder.positions[told["slot"]]))
-            seen[new] = decoder.canvas[told["slot"], new]
-            told["from"] = new.stop
+        def read(seen: NDArray[np.uint8] = seen, shown: dict[str, int] = shown) -> None:
+            new = slice(shown["from"], int(decoder.positions[shown["slot"]]))
+            seen[new] = decoder.canvas[shown["slot"], new]
+            shown["from"] = new.stop
 
-        def show(slot: int, changed: int, told: dict[str, int] = told) -> None:
+        def show(slot: int, changed: int, shown: dict[str, int] = shown) -> None:
             nonlocal switched
             switched += 1
-            position = int(decoder.positions[told["slot"]])
-            before, after = (decoder.canvas[i, :position] for i in (told["slot"], slot))
+            position = int(decoder.positions[shown["slot"]])
+            before, after = (decoder.canvas[i, :position] for i in (shown["slot"], slot))
             differ = np.flatnonzero((before != after).any(1)).tolist()
             assert changed == [*differ, position][0]  # no unchanged pixel is sent again
-            told |= {"slot": slot, "from": min(told["from"], changed)}
+            shown |= {"slot": slot, "from": min(shown["from"], changed)}
 
         particles = ParticleFilter(SMALL, seed, known, range(8))
         decoder.begin([0], inputs)
@@ -304,8 +311,8 @@ def test_viewers_are_told_of_every_changed_pixel() -> None:
             read()
         particles.finish(decoder, show)
         read()
-        assert told["slot"] == particles.slots[particles.displayed]
-        assert np.array_equal(seen, decoder.canvas[told["slot"]])
+        assert shown["slot"] == particles.slots[particles.displayed]
+        assert np.array_equal(seen, decoder.canvas[shown["slot"]])
     assert switched > 20
 
 

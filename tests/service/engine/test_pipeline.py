@@ -141,10 +141,10 @@ def test_steps_are_discarded_after_a_failure() -> None:
 
 def test_a_synchronous_decoder_has_no_step_in_flight() -> None:
     decoder = FakeDecoder(GREY, MANY)
-    left: list[int] = []
+    remaining_values: list[int] = []
 
     def synchronize(remaining: int = 0) -> None:
-        left.append(remaining)
+        remaining_values.append(remaining)
 
     decoder.synchronize = synchronize  # type: ignore[method-assign]
     with opened(decoder) as engine:
@@ -152,7 +152,7 @@ def test_a_synchronous_decoder_has_no_step_in_flight() -> None:
         with engine.queue.reading(generation):
             engine.start()
             assert_right(generation)
-    assert set(left) == {0}
+    assert set(remaining_values) == {0}
 
 
 def test_a_step_budget_covers_the_hosts_work() -> None:
@@ -267,27 +267,27 @@ def step_duration(clock: Clock, seconds: float) -> Callable[[list[int]], None]:
 
 def test_a_step_is_timed_from_the_end_of_the_previous_one() -> None:
     """Of two steps in flight, each takes one second of the device, one after the other."""
-    clock, heard, decoder = Clock(), RecordingObserver(), LateDecoder(GREY, MANY)
+    clock, observer, decoder = Clock(), RecordingObserver(), LateDecoder(GREY, MANY)
     slots = np.arange(MANY, dtype=np.int32)
     decoder.begin(slots, InputBatch.empty(GREY, MANY))
-    pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), heard, clock)
+    pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), observer, clock)
     decoder.before_step = step_duration(clock, 1)
     for _ in range(2):
         pipeline.launch([(slots, 1)], small=False)
     pipeline.synchronize(1)
     pipeline.synchronize(0)
-    assert [seconds for seconds, _ in heard.steps] == [1, 1]
+    assert [seconds for seconds, _ in observer.steps] == [1, 1]
 
 
 def test_a_synchronous_step_is_timed_without_the_hosts_work() -> None:
-    clock, heard, decoder = Clock(), RecordingObserver(), FakeDecoder(GREY, 1)
-    pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), heard, clock)
+    clock, observer, decoder = Clock(), RecordingObserver(), FakeDecoder(GREY, 1)
+    pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), observer, clock)
     pipeline.begin([0], InputBatch.empty(GREY, 1), [False])
     decoder.before_step = step_duration(clock, 1)
     pipeline.launch([(np.zeros(1, np.int32), 1)], small=False)
     clock.now += 5
     pipeline.synchronize(0)
-    assert [seconds for seconds, _ in heard.steps] == [1]
+    assert [seconds for seconds, _ in observer.steps] == [1]
 
 
 def test_host_work_makes_the_next_step_longer() -> None:

@@ -139,15 +139,15 @@ def test_the_retry_time_depends_on_the_request_size(
         # At this rate the running images take about two more seconds, and a new image takes three.
         engine.queue.rate = 2 * 30 / 3
         assert engine.queue.waiting == 10
-        said = {}
+        retry_after = {}
         full = engine.queue.limits.max_waiting - 10
-        for wanted in seconds:
+        for n in seconds:
             with pytest.raises(QueueFullError) as error:
-                engine.queue.check_capacity(wanted + full, "another")
-            said[wanted] = error.value.retry_after
+                engine.queue.check_capacity(n + full, "another")
+            retry_after[n] = error.value.retry_after
         gate.open()
         engine.queue.cancel(generation)
-    assert said == seconds
+    assert retry_after == seconds
 
 
 def test_waiting_images_share_one_array_of_initial_pixels() -> None:

@@ -45,12 +45,12 @@ def test_a_caller_with_many_results_evicts_its_own() -> None:
     """Another caller's results stay, drawn or cancelled, and so does the newest result."""
     queue = Queue("it", GREY, QueueLimits(keep_finished=16), Clock())
     few = [finished(queue, 1, "few") for _ in range(4)]
-    crowd = [finished(queue, 3, "crowd") for _ in range(40)]
+    many = [finished(queue, 3, "many") for _ in range(40)]
     assert in_cache(queue, *few) == [True] * 4
-    assert in_cache(queue, *crowd) == [False] * 36 + [True] * 4
+    assert in_cache(queue, *many) == [False] * 36 + [True] * 4
     # Only the new generation has a large share, and it does not evict itself.
     large = finished(queue, 16, "large")
-    assert in_cache(queue, large, *few, *crowd[36:]) == [True] + [False] * 8
+    assert in_cache(queue, large, *few, *many[36:]) == [True] + [False] * 8
     assert in_cache(queue, finished(queue, 17, "large"), large) == [True, False]
 
 

@@ -68,7 +68,7 @@ def test_a_small_request_gets_half_the_time() -> None:
     with opened(decoder, clock=clock, spare=2) as engine:
         large = engine.queue.submit(GenerationSpec(n=200, seed=0))
         small: list[Generation] = []
-        is_large_step: list[int] = []
+        large_steps: list[int] = []
 
         def draw(slots: list[int]) -> None:
             nonlocal alone, together
@@ -81,7 +81,7 @@ def test_a_small_request_gets_half_the_time() -> None:
                     alone += seconds
                 else:
                     together += seconds
-                    is_large_step.append(len(slots))
+                    large_steps.append(len(slots))
 
         decoder.before_step = draw
         with engine.queue.reading(large):
@@ -92,7 +92,7 @@ def test_a_small_request_gets_half_the_time() -> None:
             engine.queue.cancel(large)
             finished(large)
     assert alone == LARGE.pixels / 1024  # its own steps take as long as if it were alone
-    assert set(is_large_step) == {64}
+    assert set(large_steps) == {64}
     step = 64 / 1024  # and the others get the same time, to within one of their steps
     assert abs(together - alone) <= step + STEP_SECONDS
 
@@ -104,17 +104,17 @@ def test_prefills_of_a_large_request_count_as_its_time() -> None:
     seconds = {True: 0.0, False: 0.0}  # of the large request, and of the small one
     small: list[Generation] = []
 
-    def is_large_step(slots: list[int]) -> list[int]:
+    def large_slots(slots: list[int]) -> list[int]:
         return [slot for slot in slots if engine._slots.by_lead[slot].image.seed != 1000]
 
     def count(slots: list[int], each: float) -> None:
-        large = is_large_step(slots)
+        large = large_slots(slots)
         clock.now += each * len(slots)
         if small and not small[0].finished:
             seconds[slots == large] += each * len(slots)
 
     def load(slots: list[int]) -> None:
-        count(is_large_step(slots), 0.01)  # the small request has no known pixels
+        count(large_slots(slots), 0.01)  # the small request has no known pixels
 
     def draw(slots: list[int]) -> None:
         if len(decoder.steps) == 20:

@@ -15,9 +15,9 @@ from tests.service.fixtures import GREY, FakeDecoder
 
 
 def test_waiting_time_first_pixel_and_total_time_are_measured() -> None:
-    decoder, clock, heard = FakeDecoder(GREY, 1), Clock(), RecordingObserver()
+    decoder, clock, observer = FakeDecoder(GREY, 1), Clock(), RecordingObserver()
     during: list[dict[str, float | int]] = []
-    with opened(decoder, heard, clock) as engine:
+    with opened(decoder, observer, clock) as engine:
         first, second = (engine.queue.submit(GenerationSpec(n=1, seed=seed)) for seed in range(2))
         clock.now += 2.5
 
@@ -43,9 +43,9 @@ def test_waiting_time_first_pixel_and_total_time_are_measured() -> None:
         Usage.of(second).model_dump()
         == {"pixels": 30, "seconds": 15.0, "queue_seconds": 17.5} | rate
     )
-    assert heard.waits == [2.5, 17.5]
-    assert heard.first_pixels == [3.0, 18.0]
-    assert heard.steps == [(0.5, 1)] * 60
+    assert observer.waits == [2.5, 17.5]
+    assert observer.first_pixels == [3.0, 18.0]
+    assert observer.steps == [(0.5, 1)] * 60
 
 
 @BOTH

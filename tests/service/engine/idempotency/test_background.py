@@ -90,7 +90,7 @@ def test_callbacks_of_lost_clients_are_removed(
     for _ in range(3):
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/samples", json=body, headers=key, timeout=0.2)
-    until(lambda: not generation._done_callbacks, "nobody waits")
+    until(lambda: not generation._done_callbacks, "no callbacks")
     go_on.set()
     assert drawn(client, begun.headers["location"])["images"][0]["finish_reason"] == "length"
 

@@ -109,7 +109,7 @@ def test_a_disconnected_client_gets_its_generation_again(path: str) -> None:
             until(lambda: [g.readers for g in tuple(queue._live.values())] == [1])
             gate.wait()
         (begun,) = queue._live.values()
-        until(lambda: begun.readers == 0, "the server's noticing")
+        until(lambda: begun.readers == 0, "the server to notice the disconnect")
         gate.let(1)
         # The engine has checked for lost readers.
         until(lambda: gate.arrivals == 2 or begun.finished)
