@@ -247,7 +247,7 @@ class NativeNetwork:
 
     def _check(self, status: int) -> None:
         if status == _BAD_SLOTS:
-            raise ValueError("slots must be -1 or distinct numbers below max_slots")
+            raise ValueError("slots must be -1 or different numbers below max_slots")
         if status:
             raise ValueError("lengths must be from 0 to an image's number of pixels")
 

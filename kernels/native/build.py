@@ -2,7 +2,7 @@
 
 The system's compiler builds the decoder and the training library on first use, once per source,
 compiler command and ISA. ``python -m scanline.kernels.native.build`` builds for all ISAs in
-advance, so that an image made so runs without a compiler.
+advance, so that a Docker image built this way runs without a compiler.
 
 Environment variables: ``CXX`` is the compiler command, ``SCANLINE_CACHE`` the folder of builds
 (default ``~/.cache/scanline``), ``SCANLINE_CXXFLAGS`` adds compiler flags (such as
@@ -36,7 +36,7 @@ FLAGS = (
     "-fvisibility=hidden",
 )  # fmt: skip
 COMPILE_TIMEOUT = 300  # seconds
-# Output of g++ and clang++ when a subprocess of theirs was killed; their exit status does not tell.
+# Output of g++ and clang++ if a subprocess of theirs was killed. Their exit status is a failure's.
 _KILLED = re.compile(r"\w+ signal terminated program \w+|command: (Killed|Terminated)")
 _FULL = "No space left on device"
 _NOEXEC = getattr(os, "ST_NOEXEC", 0)  # only Linux has it
