@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
+from starlette.middleware.cors import CORSMiddleware
 
 from scanline.service import __version__
 from scanline.service.api import cached_png, drawing, generations, models, scoring
@@ -19,8 +20,6 @@ from scanline.service.http.errors import ErrorReply, not_ready
 from scanline.service.http.middleware.access_log import AccessLogMiddleware
 from scanline.service.http.middleware.api_key import ApiKeyMiddleware
 from scanline.service.http.middleware.body_limit import BodyLimitMiddleware
-from scanline.service.http.middleware.connection_close import ConnectionCloseMiddleware
-from scanline.service.http.middleware.cors import CORSMiddleware
 from scanline.service.http.middleware.csrf import CSRFMiddleware
 from scanline.service.http.middleware.head import HeadMiddleware
 from scanline.service.http.middleware.security_headers import SecurityHeadersMiddleware
@@ -114,7 +113,6 @@ def _add_middleware(app: FastAPI, app_state: AppState) -> None:
             ],
         )
     app.add_middleware(SecurityHeadersMiddleware)
-    app.add_middleware(ConnectionCloseMiddleware, closing=lambda: app_state.draining)
     app.add_middleware(
         AccessLogMiddleware,
         requests=metrics.requests,

@@ -55,6 +55,12 @@ class DrainingServer(uvicorn.Server):
         limit = f"{self._app_state.settings.drain_seconds:g} s"
         action = f"finishing them within {limit}" if first else "cancelling them"
         log.info("%s: %s; %s", signal.Signals(sig).name, self._app_state.work_summary, action)
+        if first:
+            # Close each connection after its reply: a connection pool would otherwise send its
+            # next request, and every retry, to this server. uvicorn uses the first list now, and
+            # rebuilds it from the second every second.
+            for headers in (self.server_state.default_headers, self.config.encoded_headers):
+                headers.append((b"connection", b"close"))
         threading.Thread(target=self._drain, args=(seconds,), name="drain", daemon=True).start()
 
     def _drain(self, seconds: float | None) -> None:

@@ -145,9 +145,7 @@ def test_readiness_while_loading_ready_and_draining() -> None:
         assert client.get("/livez").status_code == 200
         why = check_error(client.get("/readyz"), 503, "not_ready")
         assert why == "not ready: shutting down"
-        refused = client.post("/v1/samples", json={})
-        check_error(refused, 503, "closing")
-        assert refused.headers["connection"] == "close"  # so that retries may reach another server
+        check_error(client.post("/v1/samples", json={}), 503, "closing")
 
 
 def test_drain_while_loading_refuses_work() -> None:
