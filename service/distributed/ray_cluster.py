@@ -135,7 +135,7 @@ def missing_resources(settings: Settings, free: Mapping[str, float]) -> str:
     per_replica = {"CPU": settings.replica_cpus, "GPU": settings.replica_gpus}
     needed = {kind: settings.min_replicas * amount for kind, amount in per_replica.items()}
     return " and ".join(
-        f"{amount:g} {kind}s, of which {free.get(kind, 0):g} are free"
+        f"{amount:g} {kind}s ({free.get(kind, 0):g} free)"
         for kind, amount in needed.items()
         if amount > free.get(kind, 0) + 1e-6
     )

@@ -98,7 +98,7 @@ class FairQueue:
 
         1. Free slots go to the images at the head of the queue, in order. If the next image needs
            more slots than are free, all images behind it wait too. Otherwise images that need few
-           slots would overtake it for ever.
+           slots would overtake it forever.
         2. Spare slots go to images of small requests, which may overtake a large request that waits
            for slots.
 
@@ -158,7 +158,7 @@ class FairQueue:
         """Schedule a generation for ``caller``, if the caller has nothing waiting.
 
         A generation that is its caller's next one stays where it is. Otherwise two callers could
-        move it to the end for ever.
+        move it to the end forever.
         """
         if generation not in self or self.has_waiting(caller):
             return

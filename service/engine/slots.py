@@ -108,7 +108,7 @@ class SlotAllocator:
 
     @property
     def small(self) -> set[Generation]:
-        """Running generations that are small beside the largest one."""
+        """Running generations that are small compared with the largest one."""
         largest = self.largest_demand
         return {generation for generation in self.leads if is_small(generation, largest)}
 

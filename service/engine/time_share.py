@@ -7,13 +7,13 @@ import math
 from scanline.service.engine.generation import Generation
 
 STEP_SECONDS = 0.015  # target length of a step, which delays a new image by as much
-HOST_OVERLAP = 1.25  # on a GPU, a step is to last this many times the host's work beside it,
+HOST_OVERLAP = 1.25  # on a GPU, a step should last this many times the host's concurrent work,
 MAX_STEP_SECONDS = 4 * STEP_SECONDS  # but no longer than this
 SMALL_RATIO = 4  # a request is small if another one needs this many times its slots
 
 
 def is_small(generation: Generation, largest_demand: int) -> bool:
-    """Return True if the request is small beside one that needs ``largest_demand`` slots."""
+    """Return True if the request is small compared with one of ``largest_demand`` slots."""
     return generation.request_slots * SMALL_RATIO <= largest_demand
 
 
@@ -38,7 +38,7 @@ class StepBudget:
             seconds: Duration of the step.
             pixels: Pixels per slot.
             slots: Number of slots.
-            host_seconds: Duration of the host's work beside the step, on a GPU.
+            host_seconds: Duration of the host's work during the step, on a GPU.
         """
         self._seconds_per_pixel = max(seconds / pixels, 1e-7)
         self._slots, self._host_seconds = slots, host_seconds
@@ -107,7 +107,7 @@ class TimeShare:
         """Number of known pixels that new images may prefill between two steps.
 
         A prefill delays the running images by at most ``MAX_STEP_SECONDS``, or by ``STEP_SECONDS``
-        if a small request runs beside a large one.
+        while small and large requests run.
         """
         return self._prefill_rate * (STEP_SECONDS if self._both else MAX_STEP_SECONDS)
 

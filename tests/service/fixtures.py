@@ -286,7 +286,7 @@ def streamed(
 
 
 def complete(client: httpx.Client, data: bytes, fit: str = "cover") -> httpx.Response:
-    """Request a completion of an image of which the first row is known."""
+    """Request a completion of an image whose first row is known."""
     fields = {"fit": fit, "known_rows": "1"}
     return client.post("/v1/completions", files={"image": data}, data=fields)
 

@@ -227,7 +227,7 @@ def test_images_waiting_at_the_frontend_count_for_autoscaling(tmp_path: Path) ->
 
 
 def test_waiting_images_are_counted_by_slots(tmp_path: Path) -> None:
-    """So that replicas are added if few images wait but need many slots."""
+    """Replicas are added even if few images wait, if they need many slots."""
     queue = Queue("it", GREY, QueueLimits(), Clock())
     queue.submit(GenerationSpec(n=3, seed=0, sampling=SamplingParams(guidance=2.0, label=1)))
     queue.submit(GenerationSpec(n=2, seed=0, sampling=SamplingParams(particles=5)))
@@ -243,7 +243,7 @@ def test_waiting_images_are_counted_by_slots(tmp_path: Path) -> None:
 def test_an_image_must_fit_into_the_smallest_replica(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise it would block a replica's queue for ever, for instance during a rolling update."""
+    """Otherwise it would block a replica's queue forever, for instance during a rolling update."""
     with distributed_engine(tmp_path) as (engine, local):
         assert engine.max_slots_per_image == SLOTS
         heartbeat = local.heartbeat

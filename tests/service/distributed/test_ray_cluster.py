@@ -56,12 +56,9 @@ def test_missing_resources() -> None:
     ).missing_resources
     two = Settings(cluster=True, min_replicas=2, max_replicas=4, replica_cpus=1.5)
     assert missing_resources(two, {"CPU": 3.0}) == ""
-    assert missing_resources(two, {"CPU": 2.0}) == "3 CPUs, of which 2 are free"
+    assert missing_resources(two, {"CPU": 2.0}) == "3 CPUs (2 free)"
     gpus = Settings(cluster=True, replica_cpus=1, replica_gpus=0.5)
-    assert (
-        missing_resources(gpus, {})
-        == "1 CPUs, of which 0 are free and 0.5 GPUs, of which 0 are free"
-    )
+    assert missing_resources(gpus, {}) == "1 CPUs (0 free) and 0.5 GPUs (0 free)"
 
 
 def test_a_single_machine_refuses_more_replicas_than_it_may_have() -> None:

@@ -49,7 +49,7 @@ def test_images_count_for_a_replica_until_drawn_or_routed_again() -> None:
 
 
 def test_a_request_that_a_replica_did_not_accept_goes_to_all_others_first() -> None:
-    """Otherwise the lost replica, with the fewest images, would be chosen for ever."""
+    """Otherwise the lost replica, with the fewest images, would be chosen forever."""
     from scanline.service.distributed.routing import FewestImagesRouter
 
     router: Any = FewestImagesRouter.__new__(FewestImagesRouter)

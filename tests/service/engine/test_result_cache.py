@@ -55,7 +55,7 @@ def test_a_caller_with_many_results_evicts_its_own() -> None:
 
 
 def test_the_result_cache_forgets_callers_without_results() -> None:
-    """Otherwise every client address would stay in memory for ever."""
+    """Otherwise every client address would stay in memory forever."""
     clock = Clock()
     queue = Queue("it", GREY, QueueLimits(keep_finished=4, keep_seconds=10), clock)
     for caller in range(100):
