@@ -1,11 +1,11 @@
-"""How fast a CUDA device draws and trains, beside what its memory can do: ``scanline bench``.
+"""Benchmark of drawing and training on a CUDA device (``scanline bench --device cuda``).
 
-``python -m scanline.model.bench.cuda [MODEL …]`` does the same where the command line's own
-packages are not installed.
+``python -m scanline.model.bench.cuda [MODEL …]`` runs it without the dependencies of the command
+line.
 
-As on the CPU, nothing is timed before it has been checked against the reference, and figures are
-medians. ``GB/s`` counts what a step has to move: the weights once, and the state of every image.
-The limit beside each figure is the time that a copy of as many bytes takes.
+As on the CPU, results are checked against the reference before they are timed, and figures are
+medians. ``GB/s`` counts the bytes that a step has to move: the weights once, and the state of every
+image. The bound beside each figure is the time of a memory copy of as many bytes.
 """
 
 from __future__ import annotations
@@ -38,68 +38,73 @@ COPY_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class CudaReport(bench.Report):
-    """All timings of a run on a device; ``peaks`` is what a copy in its memory moves."""
+    """Timings of a run on a device; ``peaks`` is the rate of a copy in its memory."""
 
     training: list[Training]
 
 
 def find_device() -> torch.device:
-    """Give the CUDA device to time; raises ``BackendError`` where there is none."""
+    """Return the CUDA device to benchmark.
+
+    Raises:
+        BackendError: There is no CUDA device.
+    """
     if not torch.cuda.is_available():
         raise BackendError(
-            "there is no CUDA device to time here: install a CUDA build of PyTorch on a machine "
-            "with an NVIDIA GPU, or leave --device cuda out"
+            "no CUDA device found: install a CUDA build of PyTorch on a machine with an NVIDIA "
+            "GPU, or omit --device cuda"
         )
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Name the hardware and what drives it."""
+    """Return the names and versions of the hardware and the software."""
     hardware: dict[str, Any] = {
         "device": str(device), "system": platform.platform(), "torch": torch.__version__,
     }  # fmt: skip
     if device.type == "cuda":
         import triton
 
-        found = torch.cuda.get_device_properties(device)
+        properties = torch.cuda.get_device_properties(device)
         hardware |= {
-            "device": found.name, "memory_gb": round(found.total_memory / 1e9, 1),
-            "multiprocessors": found.multi_processor_count,
-            "capability": f"{found.major}.{found.minor}", "cuda": torch.version.cuda,
+            "device": properties.name, "memory_gb": round(properties.total_memory / 1e9, 1),
+            "multiprocessors": properties.multi_processor_count,
+            "capability": f"{properties.major}.{properties.minor}", "cuda": torch.version.cuda,
             "triton": triton.__version__,
         }  # fmt: skip
     return hardware
 
 
 def copy_rate(device: torch.device, size: int) -> float:
-    """Measure bytes a second, read and written, of a copy within the device's memory."""
+    """Measure the bytes per second, read and written, of a copy in the device's memory."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / median_seconds(lambda: target.copy_(source), device, 20)
 
 
 def step_bytes(config: ModelConfig, slots: int) -> float:
-    """Bytes that one step of all slots has to move: bf16 weights once, and each slot's state."""
+    """Return the bytes that one step moves: the bf16 weights once, and the state of each slot."""
     from scanline.kernels.cuda.decode_config import state_bytes
     from scanline.model.decoders.packing import decode_config_for
 
     return bytes_per_step(config, 0, "bf16") + slots * state_bytes(decode_config_for(config))
 
 
-def drawn_in(
-    how: str, *, checkpoint: Checkpoint, slots: int, factory: bench.DecoderFactory, seconds: float,
-    repeats: int, style: SamplingDefaults | None = None,
+def describe_drawing(
+    setting: str, *, checkpoint: Checkpoint, slots: int, factory: bench.DecoderFactory,
+    seconds: float, repeats: int, defaults: SamplingDefaults | None = None,
 ) -> str:  # fmt: skip
-    """Say what a step takes of a decoder that is opened in a way of its own, and of what."""
-    said = f"{checkpoint.name}, {how}"
+    """Time a decoder in a special setting and return a line of text with the result."""
+    prefix = f"{checkpoint.name}, {setting}"
     try:
         decoder = factory(checkpoint.model, slots)
-        timed = bench.time_decoder(checkpoint.name, decoder, seconds, repeats, style)
-        spent = format_kernel_times(profile_decoder(decoder, style))
+        timed = bench.time_decoder(checkpoint.name, decoder, seconds, repeats, defaults)
+        kernels = format_kernel_times(profile_decoder(decoder, defaults))
     except (BackendError, torch.OutOfMemoryError) as error:
         torch.cuda.empty_cache()
-        return f"{said}: {error}"
-    return f"{said}: {timed.milliseconds_a_step:.3f} ms a step of {slots} slots; {spent}"
+        return f"{prefix}: {error}"
+    milliseconds = timed.milliseconds_a_step
+    return f"{prefix}: {milliseconds:.3f} ms per step of {slots} slots; {kernels}"
 
 
 def run_bench(
@@ -111,19 +116,28 @@ def run_bench(
     plain: bool = False,
     progress: Callable[[str], object] = lambda line: None,
 ) -> CudaReport:
-    """Time networks on the CUDA device; if ``plain``, kernels that the host starts one by one.
+    """Time networks on the CUDA device.
 
-    ``progress`` is told each line of the tables as it is measured. Raises ``BackendError`` without
-    a device, ``RuntimeError`` where something does not agree with the reference.
+    Args:
+        checkpoints: The networks.
+        slots: Numbers of images at a time.
+        seconds: Minimum duration of one measurement.
+        repeats: Number of measurements, of which the median counts.
+        plain: Whether the host launches each kernel, without graphs or overlap.
+        progress: Callback for each line of the tables.
+
+    Raises:
+        BackendError: There is no CUDA device.
+        RuntimeError: A result differs from the reference.
     """
     device = find_device()
-    from scanline.model.decoders.triton import TritonDecoder  # Triton need not be there
+    from scanline.model.decoders.triton import TritonDecoder  # Triton is optional
 
-    in_turn = partial(TritonDecoder, overlap=False)
+    without_overlap = partial(TritonDecoder, overlap=False)
     hardware = describe(device)
     rate = copy_rate(device, COPY_BYTES)
     progress(", ".join(f"{name} {value}" for name, value in hardware.items()))
-    progress(f"a copy in memory moves {rate / 1e9:.0f} GB/s")
+    progress(f"memory copy: {rate / 1e9:.0f} GB/s")
     progress(bench.HEADER)
     timings: list[bench.Timing] = []
     notes: list[str] = []
@@ -134,9 +148,9 @@ def run_bench(
 
     factory: bench.DecoderFactory = partial(create_decoder, backend="triton")
     if plain:
-        from scanline.model.bench.cuda_launch_modes import open_plain as factory
+        from scanline.model.bench.cuda_launch_modes import create_plain as factory
 
-        note("kernels started one by one, without graphs or overlap: slower than served")
+        note("kernels launched one by one, without graphs or overlap: slower than the server")
     for checkpoint in checkpoints:
         name, model = checkpoint.name, checkpoint.model
         try:
@@ -148,8 +162,8 @@ def run_bench(
             try:
                 decoder = factory(model, count)
                 timed = bench.time_decoder(name, decoder, seconds, repeats)
-                spent = format_kernel_times(profile_decoder(decoder))
-                del decoder  # before another's memory is taken
+                kernels = format_kernel_times(profile_decoder(decoder))
+                del decoder  # frees its memory for the next one
             except (BackendError, torch.OutOfMemoryError) as error:
                 torch.cuda.empty_cache()
                 note(f"{name}: {error}")
@@ -160,17 +174,21 @@ def run_bench(
             timings.append(timed.with_bound(Bound("bytes", moved / rate)))
             progress(bench.format_row(timings[-1]))
             note(
-                f"{name}, {count} slots: {moved / 1e6:.1f} MB a step; a copy of as many bytes "
-                f"takes {moved / rate / step:.0%} of its time; {spent}"
+                f"{name}, {count} slots: {moved / 1e6:.1f} MB per step; a copy of as many bytes "
+                f"takes {moved / rate / step:.0%} of the time; {kernels}"
             )
-            drawn = partial(drawn_in, checkpoint=checkpoint, seconds=seconds, repeats=repeats)
+            special = partial(
+                describe_drawing, checkpoint=checkpoint, seconds=seconds, repeats=repeats
+            )
             if count == 1 and not plain:
-                note(drawn("kernels one after another", slots=1, factory=in_turn))
+                note(special("without overlap", slots=1, factory=without_overlap))
             if model.config.classes and count == max(slots):
-                style = checkpoint.defaults  # of which an image may take a twin along
-                how = f"{count} labelled at guidance {style.guidance:g}, top_p {style.top_p:g}"
-                both = count if style.guidance == 1 else 2 * count
-                note(drawn(how, slots=both, factory=factory, style=style))
+                defaults = checkpoint.defaults
+                setting = (
+                    f"{count} labelled, guidance {defaults.guidance:g}, top_p {defaults.top_p:g}"
+                )
+                total = count if defaults.guidance == 1 else 2 * count  # with the twins
+                note(special(setting, slots=total, factory=factory, defaults=defaults))
     training: list[Training] = []
     for checkpoint in checkpoints:
         name = checkpoint.name
@@ -181,27 +199,28 @@ def run_bench(
             training.append(time_training(name, checkpoint.model, images, device, repeats))
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
-            note(f"{name}: training on {images} images at once: {error}")
+            note(f"{name}: training, batch {images}: {error}")
             continue
         timed_training = training[-1]
         note(
-            f"{name}: training on {images} images at once, {timed_training.milliseconds:.1f} ms "
-            f"forward and backward, {timed_training.pixels_a_second:,.0f} pixels/s, "
-            f"{timed_training.gigabytes:.1f} GB; {timed_training.step_milliseconds:.1f} ms a step; "
+            f"{name}: training, batch {images}: {timed_training.milliseconds:.1f} ms forward and "
+            f"backward, {timed_training.pixels_a_second:,.0f} pixels/s, "
+            f"{timed_training.gigabytes:.1f} GB; "
+            f"{timed_training.step_milliseconds:.1f} ms per step; "
             f"{format_kernel_times(timed_training.kernels)}"
         )
     return CudaReport(hardware, {"copy": round(rate / 1e9, 1)}, timings, notes, training)
 
 
 def main() -> None:
-    """Print the tables as they are measured, and all of it as one JSON line."""
+    """Print the tables while they are measured, then the report as one JSON line."""
     parser = argparse.ArgumentParser(prog="bench.cuda", description=__doc__)
-    parser.add_argument("models", nargs="*", help="shipped models or presets; all if none")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one run")
-    parser.add_argument("--repeats", type=int, default=5, help="runs, whose median counts")
-    parser.add_argument("--slots", type=int, nargs="+", default=SLOTS, help="images at once")
+    parser.add_argument("models", nargs="*", help="shipped models or presets (default: all)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per measurement")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements per figure (median)")
+    parser.add_argument("--slots", type=int, nargs="+", default=SLOTS, help="images at a time")
     parser.add_argument(
-        "--plain", action="store_true", help="without graphs or overlap, where those do not work"
+        "--plain", action="store_true", help="launch kernels one by one, if graphs or overlap fail"
     )
     options = parser.parse_args()
 

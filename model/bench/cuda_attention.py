@@ -1,10 +1,9 @@
-"""How long the attention takes on a device, beside the bytes it must move.
+"""Benchmark of linear attention on a CUDA device.
 
-``python -m scanline.model.bench.cuda_attention`` prints, for the shapes that training meets, the
-milliseconds of one layer's forward and of forward and backward, in Triton, of q, k and v as one
-product, and in torch operations.
-``floor`` is what reading q, k, v and writing o once would take at the rate of a copy on the same
-device.
+``python -m scanline.model.bench.cuda_attention`` prints, for shapes of training, the milliseconds
+of one layer's forward pass and of its forward and backward pass: with the Triton kernels on packed
+q, k and v, and with torch operations. ``floor`` is the time of a memory copy of as many bytes as q,
+k, v and o have.
 """
 
 from __future__ import annotations
@@ -21,39 +20,43 @@ from torch import Tensor
 from scanline.kernels.attention.naive import CHUNK, naive_linear_attention
 from scanline.kernels.ops.attention import linear_attention, packed_linear_attention
 
-ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # of the length of what is given
+MAX_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # relative to the output's norm
 SHAPES = ((64, 784, 8, 32), (256, 784, 4, 32), (64, 3072, 8, 32), (1, 3072, 8, 32))
 
 
 def median_ms(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Time ``run`` after three warm-ups, and give the median in milliseconds."""
+    """Return the median time of ``run`` in milliseconds, after three warm-up runs."""
     times = []
     for i in range(repeats + 3):
-        began = time.perf_counter()
+        start = time.perf_counter()
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         if i >= 3:
-            times.append(1e3 * (time.perf_counter() - began))
+            times.append(1e3 * (time.perf_counter() - start))
     return statistics.median(times)
 
 
 def check(device: torch.device) -> None:
-    """Raise ``ValueError`` unless what is timed is the definition, on random inputs."""
-    for dtype, allowed in ALLOWED.items():
+    """Compare the Triton kernels with the definition on random inputs.
+
+    Raises:
+        ValueError: The error is too large.
+    """
+    for dtype, max_error in MAX_ERRORS.items():
         qkv = torch.randn(2, 97, 3, 3, 32, device=device).to(dtype)
         o = packed_linear_attention(qkv, None, "elu")
         q, k, v = qkv.double().unbind(2)
         exact, _ = naive_linear_attention(q, k, v, feature_map="elu")
         error = ((o.double() - exact).norm() / exact.norm()).item()
-        if not error < allowed:
-            raise ValueError(f"the attention is wrong by {error:.1e} in {dtype}: not timed")
+        if not error < max_error:
+            raise ValueError(f"attention differs from the definition by {error:.1e} in {dtype}")
 
 
-def row(
+def format_row(
     shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, repeats: int
 ) -> str:
-    """Time one ``[B, T, H, K]`` and give its line of the table."""
+    """Time one shape ``[B, T, H, K]`` and return its row of the table."""
     B, T, H, K = shape
     qkv = torch.randn(B, T, 3, H, K, device=device, dtype=dtype, requires_grad=True)
     grad = torch.randn(shape, device=device, dtype=dtype)
@@ -61,7 +64,7 @@ def row(
     def packed() -> Tensor:
         return packed_linear_attention(qkv, None, "elu")
 
-    def torch_s() -> Tensor:  # which another chunk than the kernels' takes
+    def unfused() -> Tensor:  # another chunk size selects the torch operations
         q, k, v = qkv.unbind(2)
         return linear_attention(q, k, v, chunk=CHUNK - 1, feature_map="elu")[0]
 
@@ -72,11 +75,11 @@ def row(
     def train(attend: Callable[[], Tensor]) -> None:
         torch.autograd.grad(attend(), qkv, grad)
 
-    big = torch.empty(2 * grad.numel(), device=device, dtype=dtype)
-    floor = median_ms(big.clone, device, repeats)  # reads two tensors, writes two
+    two = torch.empty(2 * grad.numel(), device=device, dtype=dtype)
+    floor = median_ms(two.clone, device, repeats)  # reads and writes the bytes of two tensors
     figures = [
         median_ms(partial(run, attend), device, repeats)
-        for attend in (packed, torch_s)
+        for attend in (packed, unfused)
         for run in (forward, train)
     ]
     name = f"{'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
@@ -84,17 +87,17 @@ def row(
 
 
 def main() -> int:
-    """Print the table; gives 1 where there is no CUDA device."""
+    """Print the table and return the exit code, 1 without a CUDA device."""
     if not torch.cuda.is_available():
-        print("there is no CUDA device to time", file=sys.stderr)  # noqa: T201
+        print("no CUDA device found", file=sys.stderr)  # noqa: T201
         return 1
     device = torch.device("cuda")
     check(device)
-    heads = ("B x T x H x K, ms", "floor", "forward", "+backward", "torch", "+backward")
-    print(f"{heads[0]:24}" + "".join(f"{head:>10}" for head in heads[1:]))  # noqa: T201
+    headings = ("B x T x H x K, ms", "floor", "forward", "+backward", "torch", "+backward")
+    print(f"{headings[0]:24}" + "".join(f"{heading:>10}" for heading in headings[1:]))  # noqa: T201
     for shape in SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
-            print(row(shape, dtype, device, 20), flush=True)  # noqa: T201
+            print(format_row(shape, dtype, device, 20), flush=True)  # noqa: T201
     return 0
 
 

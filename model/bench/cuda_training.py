@@ -1,6 +1,6 @@
-"""How fast a device trains: a batch's way forward and back, and a whole step.
+"""Benchmark of training on a device: forward and backward passes, and whole steps.
 
-As everywhere in the bench, nothing is timed before it has been checked against the reference.
+Results are checked against the reference before they are timed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ from scanline.model.training.config import TrainingConfig
 from scanline.model.training.forward_backward import ForwardBackward
 from scanline.model.training.train_state import TrainState
 
-LEARNED_ERROR = 0.02  # bits/dim, and part of a gradient's length, that bf16 may change
+MAX_BF16_ERROR = 0.02  # of the loss in bits/dim, and of the gradient relative to its norm
 
 
 @dataclass(frozen=True)
 class Training:
-    """Forward and backward passes of a network in bf16, of so many images at once.
+    """Timing of a network's training in bf16.
 
-    ``step_milliseconds`` has the optimizers' too, and all else of a run's step; ``kernels`` are
-    the microseconds of the passes that each kernel takes.
+    Attributes:
+        model: Name of the network.
+        images: Batch size.
+        milliseconds: Time of a forward and backward pass.
+        pixels_a_second: Pixels per second of these passes.
+        gigabytes: Peak memory.
+        step_milliseconds: Time of a whole training step, with the optimizers.
+        kernels: Microseconds per kernel of the passes.
     """
 
     model: str
@@ -41,22 +47,22 @@ class Training:
 
 
 def median_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Give the median time of a run, which is made twice beforehand to warm up."""
+    """Return the median time of ``run``, after two warm-up runs."""
     times = []
     for repeat in range(-2, repeats):
-        _wait(device)
-        began = time.perf_counter()
+        _synchronize(device)
+        start = time.perf_counter()
         run()
-        _wait(device)
+        _synchronize(device)
         if repeat >= 0:
-            times.append(time.perf_counter() - began)
+            times.append(time.perf_counter() - start)
     return statistics.median(times)
 
 
 def time_training(
     name: str, model: LinearTransformer, images: int, device: torch.device, repeats: int
 ) -> Training:
-    """Time forward and backward together, once loss and gradients are those of float32."""
+    """Time the training of a network, after comparing its loss and gradients with float32."""
     model = model.to(device).train()
     try:
         check_training(name, model)
@@ -64,53 +70,59 @@ def time_training(
         canvas = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        run = partial(_passed, ForwardBackward(model, bf16=True), model, canvas)
+        run = partial(_forward_backward, ForwardBackward(model, bf16=True), model, canvas)
         seconds = median_seconds(run, device, repeats)
         kernels = profile_kernels(run)
-        most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         pixels = images * model.config.pixels / seconds
         step = time_step(model.config, images, device, repeats)
-        return Training(name, images, seconds * 1e3, pixels, most / 1e9, step * 1e3, kernels)
+        return Training(name, images, seconds * 1e3, pixels, peak / 1e9, step * 1e3, kernels)
     finally:
         model.zero_grad()
         model.cpu().eval()
 
 
 def time_step(config: ModelConfig, images: int, device: torch.device, repeats: int) -> float:
-    """Give the seconds of a training step, as ``scanline train`` takes it, without labels."""
+    """Return the seconds of a training step of ``scanline train``, without labels."""
     canvas = torch.randint(0, 256, (images, config.pixels, config.channels), dtype=torch.uint8)
     train_state = TrainState(config, TrainingConfig(steps=repeats + 2, batch=images), device)
     return median_seconds(lambda: train_state.take_step(canvas, None), device, repeats)
 
 
 def check_training(name: str, model: LinearTransformer) -> None:
-    """Raise ``RuntimeError`` unless bf16 gives the loss and the gradient of float32 on the CPU."""
+    """Compare loss and gradients in bf16 with those in float32 on the CPU.
+
+    Raises:
+        RuntimeError: They differ by more than ``MAX_BF16_ERROR``.
+    """
     generator = torch.Generator().manual_seed(0)
     shape = (1, model.config.pixels, model.config.channels)
     canvas = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    here = model.norm.weight.device
+    own_device = model.norm.weight.device
     losses, gradients = [], []
-    for device, bf16 in ((torch.device("cpu"), False), (here, True)):
+    for device, bf16 in ((torch.device("cpu"), False), (own_device, True)):
         model.to(device)
-        losses.append(float(_passed(ForwardBackward(model, bf16=bf16), model, canvas.to(device))))
+        losses.append(
+            float(_forward_backward(ForwardBackward(model, bf16=bf16), model, canvas.to(device)))
+        )
         gradients.append(torch.cat([p.grad.flatten().cpu() for p in model.parameters()
                                     if p.grad is not None]))  # fmt: skip
     length = float(gradients[0].norm())
     errors = abs(losses[1] - losses[0]), float((gradients[1] - gradients[0]).norm()) / length
-    if not max(errors) <= LEARNED_ERROR:
+    if not max(errors) <= MAX_BF16_ERROR:
         raise RuntimeError(
-            f"{name} in bf16: {errors[0]:.4f} bits/dim and {errors[1]:.4f} of the gradient from "
-            "the reference: not timed"
+            f"{name}: in bf16 the loss differs from the reference by {errors[0]:.4f} bits/dim and "
+            f"the gradient by {errors[1]:.2%}; not timed"
         )
 
 
-def _passed(
+def _forward_backward(
     passes: ForwardBackward, model: LinearTransformer, canvas: torch.Tensor
 ) -> torch.Tensor:
     model.zero_grad()
     return passes(canvas, None)
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,6 +1,6 @@
-"""What tests of the Triton decoder share: small networks, and their definition in float64.
+"""Helpers of the Triton decoder tests: small networks, and comparisons with float64.
 
-Networks and images are tiny, as the interpreter takes a millisecond an operation.
+Networks and images are tiny, because the interpreter takes a millisecond per operation.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 CUDA = torch.cuda.is_available() and not INTERPRETED
 gpu = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not CUDA, reason="needs a CUDA device, and no TRITON_INTERPRET"),
+    pytest.mark.skipif(not CUDA, reason="needs a CUDA device without TRITON_INTERPRET"),
 ]
-# Of a test for a device too; under the interpreter it says nothing.
-anywhere = pytest.mark.skipif(False, reason="") if INTERPRETED else pytest.mark.gpu
-# What crosses in the kernels: how the past is embedded, and how the values of a step are decided.
-# The blocks (norm, activation) and the rest run along; each option is there twice at least.
+# For tests that run in the interpreter and, marked gpu, on a device.
+interpreter_and_gpu = pytest.mark.skipif(False, reason="") if INTERPRETED else pytest.mark.gpu
+# A sample of the network variants in which every option occurs at least twice.
 GRID = {
     name: replace(
         config, height=2 if config.steps_per_pixel == 1 else 1, width=3, n_layers=1 + i % 2
@@ -39,7 +38,7 @@ GRID = {
     if i % 11 == 5
 }
 ODD = {
-    # Two tiles of the stream, the second one short, and heads that are no power of two.
+    # Two tiles of the residual stream, the second one incomplete; heads that are no power of two.
     "wide": tiny_config(height=1, width=2, d_model=72, n_heads=3, d_ff=70, norm="post"),
     "heads of 70": tiny_config(height=1, width=2, d_model=70, n_heads=1, n_layers=1),
     "heads of 1": tiny_config(height=1, width=1, d_model=7, n_heads=7, d_ff=3, n_layers=1),
@@ -53,8 +52,8 @@ ODD = {
         height=1, width=2, channels=3, n_layers=1, head="logistic_mixture", encoding="linear"
     ),
     "convolved": tiny_config(height=3, width=2, n_layers=1, short_conv="2x3"),
-    # Rows that end before a power of two.
-    "convolved, narrow between": tiny_config(
+    # Row lengths that are no power of two.
+    "convolved, small d_ff": tiny_config(
         height=3, width=2, n_layers=2, short_conv="2x3", d_model=48, n_heads=3, d_ff=20
     ),
     "convolved subpixels": tiny_config(
@@ -70,8 +69,8 @@ RGB = tiny_config(
 every_small = pytest.mark.parametrize("config", [SMALL, RGB], ids=["grey", "rgb"])
 
 
-def some_first(configs: dict[str, ModelConfig], *names: str) -> pytest.MarkDecorator:
-    """Test a ``config`` of each of these names, and the others broadly."""
+def parametrize_configs(configs: dict[str, ModelConfig], *names: str) -> pytest.MarkDecorator:
+    """Parametrise ``config`` with the named configs, and with the others marked ``broad``."""
     params = [
         pytest.param(config, marks=() if name in names else pytest.mark.broad, id=name)
         for name, config in configs.items()
@@ -79,22 +78,22 @@ def some_first(configs: dict[str, ModelConfig], *names: str) -> pytest.MarkDecor
     return pytest.mark.parametrize("config", params)
 
 
-def some(config: ModelConfig, count: int = 3, seed: int = 0) -> InputBatch:
-    """Give images a few of whose pixels are known, at several temperatures."""
+def sample_inputs(config: ModelConfig, count: int = 3, seed: int = 0) -> InputBatch:
+    """Return inputs with some known pixels and several temperatures."""
     inputs = masked(config, count, seed)
     inputs.temperature[:] = np.resize(np.array([0.7, 1.0, 1.3], np.float32), count)
     return inputs
 
 
-def slots_of(decoder: TritonDecoder) -> NDArray[np.int32]:
+def all_slots(decoder: TritonDecoder) -> NDArray[np.int32]:
     return np.arange(decoder.max_slots, dtype=np.int32)
 
 
-def exact(
+def float64_results(
     config: ModelConfig, canvas: NDArray[np.uint8], inputs: InputBatch
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Give the network's parameters, bits and final state in float64."""
-    network = random_network(config)  # the same draws as network_for's, before rounding
+    """Return the network's parameters, bits and final state in float64."""
+    network = random_network(config)  # float64 parameters of the same seed
     network.load_state_dict(network_for(config).state_dict())
     labels, pixels = torch.from_numpy(inputs.label).long(), torch.from_numpy(canvas)
     with torch.no_grad():
@@ -105,21 +104,21 @@ def exact(
     return parameters, bits, sums
 
 
-def check(config: ModelConfig, precision: DevicePrecision) -> None:
-    """Draw two images pixel by pixel, and compare all that comes of it with the definition."""
-    network, inputs = network_for(config), some(config, 2)
+def check_decoder(config: ModelConfig, precision: DevicePrecision) -> None:
+    """Draw two images pixel by pixel, and compare all results with float64."""
+    network, inputs = network_for(config), sample_inputs(config, 2)
     scatter_seeds(inputs)
     inputs.temperature[0] = 0
-    inputs.known[:, 0] = False  # or the first pixels would be prefilled, and not seen one by one
+    inputs.known[:, 0] = False  # so that no pixel is prefilled
     decoder = TritonDecoder(network, 2, precision=precision)
     decoder.begin([0, 1], inputs)
-    last = []  # the parameters of each pixel's last step
+    last = []  # parameters of each pixel's last step
     for pixel in range(config.pixels):
         decoder.step([0, 1], 1)
         assert decoder.positions.tolist() == [pixel + 1] * 2
         last.append(decoder.buffers["parameters"][:2].cpu().clone())
     parameters = torch.stack(last, 1)
-    expected, expected_bits, state = exact(config, decoder.canvas, inputs)
+    expected, expected_bits, state = float64_results(config, decoder.canvas, inputs)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     given = int(config.start == "given")
     steps = torch.arange(config.pixels) * config.steps_per_pixel + config.steps_per_pixel - 1
@@ -133,21 +132,22 @@ def check(config: ModelConfig, precision: DevicePrecision) -> None:
         error = np.abs(sums - theirs.numpy()).max()
         assert error <= TOLERANCES[dtype]["rtol"] * theirs.abs().max()
     assert np.array_equal(decoder.canvas[inputs.known], inputs.canvas[inputs.known])
-    for step in steps.tolist():  # each value drawn is what the head draws from these parameters
-        pixel, part = divmod(step, config.steps_per_pixel)
-        noise = noise_of(inputs, config)[:, pixel].reshape(2, config.steps_per_pixel, -1)[:, part]
-        drawn = network.head.sample(
+    for step in steps.tolist():  # the values must be the head's samples from these parameters
+        pixel, subpixel = divmod(step, config.steps_per_pixel)
+        noise = noise_of(inputs, config)[:, pixel]
+        noise = noise.reshape(2, config.steps_per_pixel, -1)[:, subpixel]
+        expected_values = network.head.sample(
             parameters[:, pixel], torch.from_numpy(noise.copy()),
             torch.from_numpy(inputs.temperature),
         ).numpy()  # fmt: skip
         unknown = ~inputs.known[:, pixel]
-        mine = decoder.canvas.reshape(2, config.steps, -1)[:, step]
-        assert np.array_equal(mine[unknown], drawn[unknown])
+        values = decoder.canvas.reshape(2, config.steps, -1)[:, step]
+        assert np.array_equal(values[unknown], expected_values[unknown])
 
 
-def check_flights(config: ModelConfig, precision: DevicePrecision) -> None:
-    """Launch one call after another, an image leaving its slot to another meanwhile, then land."""
-    network, inputs = network_for(config), some(config)
+def check_launches_in_flight(config: ModelConfig, precision: DevicePrecision) -> None:
+    """Launch several calls, replace an image meanwhile, and then synchronise."""
+    network, inputs = network_for(config), sample_inputs(config)
     expected = []
     alone = TritonDecoder(network, 1, precision=precision)
     for image in range(3):
@@ -176,9 +176,9 @@ def check_flights(config: ModelConfig, precision: DevicePrecision) -> None:
 
 
 def draw(decoder: TritonDecoder, inputs: InputBatch, n: int = 10**6) -> list[bytes]:
-    """Draw all images in calls of ``n`` pixels; give everything that comes of it."""
+    """Draw all images in calls of ``n`` pixels; return canvas, bits and state as bytes."""
     decoder.begin(list(range(len(inputs.canvas))), inputs)
     for _ in range(0, decoder.config.pixels, n):
-        decoder.step(slots_of(decoder), n)
+        decoder.step(all_slots(decoder), n)
     assert (decoder.positions == decoder.config.pixels).all()
     return [x.tobytes() for x in (decoder.canvas, decoder.bits, decoder.kv, decoder.z)]

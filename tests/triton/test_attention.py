@@ -1,8 +1,6 @@
-"""The Triton attention: in Triton's interpreter, or on a CUDA device (``pytest -m gpu``).
+"""Tests of the Triton attention, in the interpreter or on a GPU.
 
-Triton reads ``TRITON_INTERPRET`` as it is imported, so test_triton.py runs this file for the
-interpreter in a process of its own. There bfloat16 arithmetic is not bfloat16's, and float32
-alone is tested; on a device both are.
+The interpreter does not emulate bfloat16 arithmetic, so it tests float32 only.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ def compare(
         gradients = torch.autograd.grad(loss, x, allow_unused=True, materialize_grads=True)
         results.append((*outputs, *gradients))
     for i, (expected, actual) in enumerate(zip(*results, strict=True)):
-        # The final state is float32's; a gradient is no better than that of o, in o's dtype.
+        # The final state is float32. Gradients have the precision of o's dtype.
         assert_close(actual.double(), expected, torch.float32 if i in (1, 2) else target.dtype)
     dtypes = [x.dtype for x in results[1]]
     assert dtypes == [target.dtype, torch.float32, torch.float32, *(x.dtype for x in tensors)]
@@ -84,10 +82,10 @@ def test_equals_naive_with_gradients(
 def test_packed_equals_naive_with_its_gradient(
     target: Target, T: int, K: int, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if wide:  # of which the interpreter knows nothing else
-        narrow = triton_attention._launch_options(torch.bfloat16, K, K, True, True, (9, 0))
-        plan = narrow._replace(constants=narrow.constants | {"PRECISION": "tf32x3"})
-        monkeypatch.setattr(triton_attention, "_launch_options", lambda *_: plan)
+    if wide:  # bf16 tile sizes with float32 arithmetic, for the interpreter
+        options = triton_attention._launch_options(torch.bfloat16, K, K, True, True, (9, 0))
+        options = options._replace(constants=options.constants | {"PRECISION": "tf32x3"})
+        monkeypatch.setattr(triton_attention, "_launch_options", lambda *_: options)
     parts = inputs(target, T, K=K, V=K)[:3]
     results = []
     for dtype in (torch.float64, None):
@@ -105,26 +103,26 @@ def test_packed_equals_naive_with_its_gradient(
         assert_close(actual.double(), expected, target.dtype)
 
 
-def test_a_gradient_is_no_narrower_than_what_it_is_of(target: Target) -> None:
+def test_gradient_has_the_range_of_its_tensors_dtype(target: Target) -> None:
     q, k, v, _ = inputs(target, 33)
     x = [*leaves((q, k), torch.float16), *leaves((v,), torch.float32)]
     o, _ = triton_linear_attention(x[0], x[1], x[2], feature_map="elu")
-    gradients = torch.autograd.grad(o, x, torch.full_like(o, 2.0**17))  # beyond float16's
+    gradients = torch.autograd.grad(o, x, torch.full_like(o, 2.0**17))  # out of float16's range
     assert [gradient.dtype for gradient in gradients] == [y.dtype for y in x]
     assert gradients[2].isfinite().all()
 
 
 @pytest.mark.parametrize("through", [0, 1, 2])
-def test_gradients_through_one_output_alone(target: Target, through: int) -> None:
+def test_gradients_through_a_single_output(target: Target, through: int) -> None:
     compare(target, *inputs(target, 45), through=[through])
 
 
-def test_features_that_are_given(target: Target) -> None:
+def test_precomputed_features(target: Target) -> None:
     q, k, v, state = inputs(target, 45, K=20)
     compare(target, elu_feature_map(q), elu_feature_map(k), v, state, feature_map=None)
 
 
-def test_no_positions_leave_the_state_alone(target: Target) -> None:
+def test_empty_sequence_keeps_the_state(target: Target) -> None:
     q, k, v, state = inputs(target, 0)
     o, final = triton_linear_attention(q, k, v, state, feature_map="elu")
     assert o.shape == v.shape
@@ -133,7 +131,7 @@ def test_no_positions_leave_the_state_alone(target: Target) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 32, 40, pytest.param(64, marks=pytest.mark.broad)])
-def test_split_and_resumed_equals_whole(target: Target, cut: int) -> None:
+def test_resuming_from_the_state_equals_one_call(target: Target, cut: int) -> None:
     q, k, v, state = inputs(target, 65, K=32, V=24)
     whole, final = triton_linear_attention(q, k, v, state, feature_map="elu")
     first, between = triton_linear_attention(
@@ -154,16 +152,16 @@ sizes = pytest.mark.parametrize(
 
 
 def in_nan(x: Tensor) -> Tensor:
-    """Give the same values as a strided view into a larger buffer of NaN."""
+    """Return a copy that is a strided view into a larger buffer of NaN."""
     B, T, H, X = x.shape
-    around = x.new_full((B + 2, H + 2, T + 2, X + 16), torch.nan).transpose(1, 2)
-    view = around[1:-1, 1:-1, 1:-1, 5 : 5 + X]
+    buffer = x.new_full((B + 2, H + 2, T + 2, X + 16), torch.nan).transpose(1, 2)
+    view = buffer[1:-1, 1:-1, 1:-1, 5 : 5 + X]
     return view.copy_(x)
 
 
 @sizes
-def test_nothing_is_read_beside_the_inputs(target: Target, T: int, K: int, V: int) -> None:
-    """Views of any strides, NaN around them, give what copies give, gradients too."""
+def test_strided_views_and_no_reads_out_of_bounds(target: Target, T: int, K: int, V: int) -> None:
+    """Strided views surrounded by NaN give the results and gradients of copies."""
     q, k, v, state = inputs(target, T, K=K, V=V)
     results = []
     for views in ((q, k, v), tuple(in_nan(x) for x in (q, k, v))):
@@ -177,10 +175,10 @@ def test_nothing_is_read_beside_the_inputs(target: Target, T: int, K: int, V: in
 
 
 @sizes
-def test_outputs_are_written_whole_and_nothing_else(
+def test_outputs_are_fully_written_without_writes_out_of_bounds(
     target: Target, T: int, K: int, V: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every buffer that the kernels are given starts as NaN and has guards at both ends."""
+    """All buffers are initialised with NaN and have guards at both ends."""
     guard, mark = 1024, 12345.0
     buffers: list[tuple[Tensor, int]] = []
 
@@ -200,19 +198,19 @@ def test_outputs_are_written_whole_and_nothing_else(
     x = leaves((q, k, v, *state))
     o, final = triton_linear_attention(x[0], x[1], x[2], AttentionState(x[3], x[4]), 1e-6, "elu")
     torch.autograd.grad([o, *final], x, [o, *final])
-    assert len(buffers) == 4 + 3  # outputs and state, gradients side by side and of the state
+    assert len(buffers) == 4 + 3  # o, denominators, state; gradients of q, k, v and the state
     (qkv,) = leaves([torch.stack([q, k, q], 2)])
     o = triton_packed_attention(qkv, "elu")
     torch.autograd.grad(o, qkv, o)
     monkeypatch.undo()
-    assert len(buffers) == 7 + 3  # outputs and denominators, one gradient
+    assert len(buffers) == 7 + 3  # o, denominators; one gradient
     for buffer, size in buffers:
         assert not buffer[guard : guard + size].isnan().any()
         assert (buffer[:guard] == buffer.new_tensor(mark)).all()
         assert (buffer[guard + size :] == buffer.new_tensor(mark)).all()
 
 
-def test_a_nan_is_not_lost(target: Target) -> None:
+def test_nan_propagates(target: Target) -> None:
     for which in range(3):
         q, k, v, state = inputs(target, 34)
         (q, k, v)[which][0, 33, 1, 3] = torch.nan
@@ -222,8 +220,8 @@ def test_a_nan_is_not_lost(target: Target) -> None:
         assert final.kv[0, 1].isnan().any() == (which > 0)
 
 
-def test_a_key_of_minus_infinity_leaves_no_trace(target: Target) -> None:
-    """What a network's prefill does with positions past a row's length."""
+def test_keys_of_minus_infinity_are_ignored(target: Target) -> None:
+    """Prefill masks positions after a row's length this way."""
     q, k, v, state = inputs(target, 50)
     keep = torch.arange(50, device=q.device) < 33
     x = leaves((q, k, v))
@@ -238,7 +236,7 @@ def test_a_key_of_minus_infinity_leaves_no_trace(target: Target) -> None:
         assert (gradient[:, 33:] == 0).all()
 
 
-def test_an_image_does_not_depend_on_its_neighbours(target: Target) -> None:
+def test_image_does_not_depend_on_the_batch(target: Target) -> None:
     q, k, v, state = inputs(target, 33, B=3)
     x = leaves((q, k, v))
     together, final = triton_linear_attention(x[0], x[1], x[2], state, feature_map="elu")
@@ -265,7 +263,7 @@ def test_causal(target: Target) -> None:
     assert not torch.allclose(after[:, 40], before[:, 40])
 
 
-def test_a_second_derivative_is_refused_rather_than_wrong(target: Target) -> None:
+def test_double_backward_raises(target: Target) -> None:
     q, k, v = leaves(inputs(target, 4)[:3])
     o, _ = triton_linear_attention(q, k, v, feature_map="elu")
     (first,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
@@ -278,14 +276,14 @@ def test_a_second_derivative_is_refused_rather_than_wrong(target: Target) -> Non
         first.sum().backward()  # type: ignore[no-untyped-call]
 
 
-def test_wrong_inputs_are_refused(target: Target) -> None:
+def test_invalid_inputs_raise(target: Target) -> None:
     q, k, v, state = inputs(target, 4)
     with pytest.raises(ValueError, match="q and k must both be"):
         triton_linear_attention(q, k[:, 1:], v, state)
     with pytest.raises(ValueError, match="feature map"):
         triton_linear_attention(q, k, v, state, feature_map="relu")
     q, k, v, _ = inputs(target, 4, V=65)
-    with pytest.raises(ValueError, match="heads of 64 features at most, not 65"):
+    with pytest.raises(ValueError, match="head size must be at most 64, not 65"):
         triton_linear_attention(q, k, v)
     for shape in ((2, 4, 2, 2, 16), (2, 4, 3, 16)):
         with pytest.raises(ValueError, match=r"qkv must be \[B, T, 3, H, K\], not"):
@@ -294,7 +292,7 @@ def test_wrong_inputs_are_refused(target: Target) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="too many programs for the interpreter")
-def test_more_programs_than_a_grid_axis_but_the_first_holds() -> None:
+def test_more_programs_than_the_second_grid_axis_allows() -> None:
     q, k, v, state = inputs(Target("cuda", torch.float32), 1, B=70_000, H=1)
     o, final = triton_linear_attention(q, k, v, state, feature_map="elu")
     expected, end = naive_linear_attention(q, k, v, state, feature_map="elu")
@@ -304,8 +302,8 @@ def test_more_programs_than_a_grid_axis_but_the_first_holds() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="needs tens of gigabytes")
-def test_more_elements_than_32_bits_count() -> None:
-    """The last image of 2,100 whose outputs are 2.2 billion numbers is what it is alone."""
+def test_more_elements_than_32_bits() -> None:
+    """The last of 2,100 images, with 2.2 billion outputs in total, equals a single image."""
     q, k, v, _ = inputs(Target("cuda", torch.bfloat16), 1024, B=1, H=16, K=16, V=64)
     many = [x.expand(2100, -1, -1, -1) for x in (q, k, v)]
     o, final = triton_linear_attention(many[0], many[1], many[2], feature_map="elu")
@@ -316,7 +314,7 @@ def test_more_elements_than_32_bits_count() -> None:
     del o, final, many
     one = torch.stack((q, k, k), 2)
     (packed,) = leaves([one.expand(2800, -1, -1, -1, -1)])
-    assert packed.numel() > 2**31  # of which the gradient has as many
+    assert packed.numel() > 2**31  # as many as its gradient has
     o = triton_packed_attention(packed, "elu")
     (gradient,) = torch.autograd.grad(o, packed, o)
     (small,) = leaves([one])

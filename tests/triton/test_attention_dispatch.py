@@ -1,4 +1,4 @@
-"""The Triton attention where it is used: dispatch, a network, torch.compile and its benchmark."""
+"""Tests of the dispatch to the Triton attention, torch.compile, and the attention benchmark."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, tiny_config
 from tests.triton.targets import Target, inputs, leaves
 
-WHOLE, PACKED = "triton_linear_attention", "triton_packed_attention"
+SEPARATE, PACKED = "triton_linear_attention", "triton_packed_attention"
 
 
-def use_triton(monkeypatch: pytest.MonkeyPatch, target: Target) -> list[str]:
-    """Name the kernels' runs; in the interpreter, send CPU tensors there as if on a device."""
-    runs: list[str] = []
+def record_calls(monkeypatch: pytest.MonkeyPatch, target: Target) -> list[str]:
+    """Record calls of the kernels by name; in the interpreter, dispatch CPU tensors to them."""
+    calls: list[str] = []
 
-    def counted(name: str, plain: Callable[..., object]) -> Callable[..., object]:
-        def run(*arguments: object) -> object:
-            runs.append(name)
-            return plain(*arguments)
+    def recorded(name: str, function: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            calls.append(name)
+            return function(*arguments)
 
-        return run
+        return call
 
-    for name in (WHOLE, PACKED):
-        monkeypatch.setattr(triton_attention, name, counted(name, getattr(triton_attention, name)))
+    for name in (SEPARATE, PACKED):
+        monkeypatch.setattr(triton_attention, name, recorded(name, getattr(triton_attention, name)))
     if target.device == "cpu":
         monkeypatch.setattr(dispatch, "uses_triton", lambda q, v, chunk: True)
-    return runs
+    return calls
 
 
-def test_the_dispatch(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dispatch_by_device_dtype_and_head_size(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     q, k, v, _ = inputs(target, 5)
-    on_device = target.device == "cuda"
-    assert uses_triton(q, v) == on_device
+    on_gpu = target.device == "cuda"
+    assert uses_triton(q, v) == on_gpu
     monkeypatch.setattr(dispatch, "triton_available", lambda device: True)
     assert uses_triton(q, v)
     assert not uses_triton(q.double(), v.double())
@@ -51,16 +53,16 @@ def test_the_dispatch(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not uses_triton(q[..., :15], v)
     assert not uses_triton(q, v.repeat(1, 1, 1, 5))
     expected, _ = naive_linear_attention(q.double(), k.double(), v.double(), feature_map="elu")
-    runs = use_triton(monkeypatch, target)
+    calls = record_calls(monkeypatch, target)
     o, _ = linear_attention(q, k, v, feature_map="elu")
-    assert runs == [WHOLE]
+    assert calls == [SEPARATE]
     assert_close(o.double(), expected, o.dtype)
 
 
-def test_a_network_trains_and_prefills_on_it(
+def test_network_trains_and_prefills_with_triton(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it is trained: float32 parameters, under autocast where the place is bfloat16."""
+    """As in training: float32 parameters, with autocast if the target is bfloat16."""
     config: ModelConfig = tiny_config(d_model=48, n_heads=3)
     network = LinearTransformer(config).to(target.device)
     canvas = random_canvas(config, 3).to(target.device)
@@ -71,12 +73,12 @@ def test_a_network_trains_and_prefills_on_it(
     expected.backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         expected_states, _ = double.prefill(canvas, lengths)
-    runs = use_triton(monkeypatch, target)
+    calls = record_calls(monkeypatch, target)
     with torch.autocast(target.device, target.dtype, enabled=target.dtype == torch.bfloat16):
         bits = network.bits(canvas).mean()
     bits.backward()  # type: ignore[no-untyped-call]
-    assert runs == [PACKED] * config.n_layers
-    runs.clear()
+    assert calls == [PACKED] * config.n_layers
+    calls.clear()
     assert_close(bits.double(), expected, target.dtype)
     for mine, theirs in zip(network.parameters(), double.parameters(), strict=True):
         assert mine.grad is not None
@@ -84,14 +86,14 @@ def test_a_network_trains_and_prefills_on_it(
         assert_close(mine.grad.double(), theirs.grad, target.dtype)
     with torch.no_grad():
         states, _ = network.prefill(canvas, lengths)
-    assert runs == [WHOLE] * config.n_layers
+    assert calls == [SEPARATE] * config.n_layers
     for state, expected_state in zip(states, expected_states, strict=True):
         for name, tensor in state.items():
             assert_close(tensor.double(), expected_state[name], torch.float32)
 
 
-@pytest.mark.filterwarnings("default")  # the compiler's own, which vary
-def test_torch_compile_keeps_one_graph(target: Target) -> None:
+@pytest.mark.filterwarnings("default")  # of the compiler
+def test_torch_compile_without_graph_breaks(target: Target) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         o, final = triton_linear_attention(q * 2, k, v, feature_map="elu")
         return o.float().square().sum() + final.kv.square().sum()
@@ -106,13 +108,11 @@ def test_torch_compile_keeps_one_graph(target: Target) -> None:
         assert_close(one, other)
 
 
-def test_the_benchmark_times_what_it_has_checked(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_benchmark_checks_before_it_times(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device(target.device)
     cuda_attention.check(device)
-    line = cuda_attention.row((1, 3, 1, 16), target.dtype, device, 1)
+    line = cuda_attention.format_row((1, 3, 1, 16), target.dtype, device, 1)
     assert len(line.split()) == 2 + 5
     monkeypatch.setattr(cuda_attention, "packed_linear_attention", lambda qkv, *_: qkv[:, :, 2])
-    with pytest.raises(ValueError, match="wrong by"):
+    with pytest.raises(ValueError, match="differs from the definition"):
         cuda_attention.check(device)

@@ -1,4 +1,4 @@
-"""Which devices run the kernels for training."""
+"""Tests of ``triton_available``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICE = torch.device("cuda", 7)
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let there be an NVIDIA device of capability 8.0, Triton and a compiler."""
+    """Simulate an NVIDIA GPU of capability 8.0, Triton and a compiler."""
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(available, "find_spec", lambda name: object())
@@ -28,26 +28,26 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     available._check_device.cache_clear()
 
 
-def test_an_nvidia_device_with_triton_and_a_compiler_has_them() -> None:
+def test_available_with_gpu_triton_and_compiler() -> None:
     assert triton_available(DEVICE)
     assert not triton_available(torch.device("cpu"))
 
 
-@pytest.mark.parametrize("lacking", ["capability", "nvidia"])
-def test_other_devices_have_none(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if lacking == "capability":
+@pytest.mark.parametrize("missing", ["capability", "nvidia"])
+def test_unavailable_on_other_devices(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing == "capability":
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     else:
         monkeypatch.setattr(torch.version, "hip", "6.0")
     assert not triton_available(DEVICE)
 
 
-def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(available, "find_spec", lambda name: None)
     assert not triton_available(DEVICE)
 
 
-def test_without_a_compiler_there_are_none_and_it_is_said_once(
+def test_missing_compiler_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)

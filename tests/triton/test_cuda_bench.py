@@ -1,4 +1,4 @@
-"""The benchmark of a device."""
+"""Tests of the CUDA benchmarks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from tests.model.decoders.fixtures import network_for
 from tests.triton.fixtures import SMALL
 
 
-def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it, on a tiny network and under the interpreter if need be."""
+def test_run_bench_reports_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config(height=1, width=2, n_layers=1, classes=("cat", "dog"))
     network, device = network_for(config), find_device()
     tiny = Checkpoint("tiny", network, {"defaults": {"guidance": 2.0, "top_p": 0.9}})
@@ -45,42 +44,38 @@ def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
         copied = timing.times_limit * timing.gbytes_a_second
         assert copied == pytest.approx(report.peaks["copy"], abs=0.1)
     assert any("× bytes" in line for line in lines)
-    guided = [line for line in report.notes if "2 labelled at guidance 2, top_p 0.9: " in line]
-    assert "ms a step of 4 slots; " in guided[0]
-    said = [line for line in report.notes if line.startswith("tiny, kernels one after another: ")]
-    assert any(" ms a step of 1 slots; " in line for line in said)
-    expected = "us in kernels" if device.type == "cuda" else "no kernel was seen"
+    guided = [line for line in report.notes if "2 labelled, guidance 2, top_p 0.9: " in line]
+    assert "ms per step of 4 slots; " in guided[0]
+    sequential = [line for line in report.notes if line.startswith("tiny, without overlap: ")]
+    assert any(" ms per step of 1 slots; " in line for line in sequential)
+    expected = "us in kernels" if device.type == "cuda" else "no kernels were profiled"
     assert any("2 slots: " in line and expected in line for line in report.notes)
     json.dumps(asdict(report))
 
 
-def test_it_is_told_where_a_step_s_time_goes() -> None:
+def test_format_kernel_times() -> None:
     times = {"a_kernel": 2.0, "state_kernel": 170.4, "b": 3.0, "c": 4.0, "d": 5.0, "e": 1.0}
     assert format_kernel_times(times) == "state 170, d 5, c 4, b 3, others 3 of 185 us in kernels"
     assert format_kernel_times({"state_kernel": 7.0}) == "state 7 of 7 us in kernels"
     assert format_kernel_times({f"void {'t' * 99}": 7.0}) == f"{'t' * 60}… 7 of 7 us in kernels"
 
 
-def test_each_way_of_starting_kernels_is_told_of() -> None:
-    """One that fails, and one that draws something else, beside those that work."""
+def test_launch_modes_that_fail_or_draw_other_bytes_are_reported() -> None:
     network = network_for(SMALL)
     another = LinearTransformer(SMALL)
-    ways = {
+    modes = {
         **cuda_launch_modes.LAUNCH_MODES,
-        "never": lambda *of: TritonDecoder(*of, write_interval=0),
-        "of another": lambda network, slots: TritonDecoder(another, slots),
+        "failing": lambda *arguments: TritonDecoder(*arguments, write_interval=0),
+        "different": lambda network, slots: TritonDecoder(another, slots),
     }
-    said = dict(zip(ways, cuda_launch_modes.try_launch_modes(network, ways), strict=True))
-    assert [same for _, same in said.values()] == [True] * len(cuda_launch_modes.LAUNCH_MODES) + [
-        False
-    ] * 2
-    assert said["never"][0] == "never: ValueError: write_interval must be at least 1, not 0"
-    assert said["of another"][0].endswith("% of the bytes")
-    two = {name: ways[name] for name in (next(iter(cuda_launch_modes.LAUNCH_MODES)), "of another")}
-    assert [same for _, same in cuda_launch_modes.try_launch_modes(network, two, 0.0)] == [
-        True,
-        True,
-    ]
+    results = dict(zip(modes, cuda_launch_modes.try_launch_modes(network, modes), strict=True))
+    count = len(cuda_launch_modes.LAUNCH_MODES)
+    assert [succeeded for _, succeeded in results.values()] == [True] * count + [False] * 2
+    assert results["failing"][0] == "failing: ValueError: write_interval must be at least 1, not 0"
+    assert results["different"][0].endswith("% of the bytes are equal")
+    two = {name: modes[name] for name in (next(iter(cuda_launch_modes.LAUNCH_MODES)), "different")}
+    lenient = cuda_launch_modes.try_launch_modes(network, two, 0.0)
+    assert [succeeded for _, succeeded in lenient] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +85,13 @@ def test_each_way_of_starting_kernels_is_told_of() -> None:
         ([True, True], False, 1),
     ],
 )  # fmt: skip
-def test_it_is_told_apart_whether_a_server_s_way_works(
+def test_launch_modes_exit_code(
     monkeypatch: pytest.MonkeyPatch, works: list[bool], fused: bool, status: int
 ) -> None:
-    def try_launch_modes(network: object, ways: object, alike: float) -> list[tuple[str, bool]]:
-        return [("a way", one) for one in (works if alike == 1 else [fused])]
+    def try_launch_modes(
+        network: object, modes: object, min_equal: float
+    ) -> list[tuple[str, bool]]:
+        return [("a mode", one) for one in (works if min_equal == 1 else [fused])]
 
     monkeypatch.setattr(cuda_launch_modes, "try_launch_modes", try_launch_modes)
     with pytest.raises(SystemExit) as stop:
@@ -102,22 +99,22 @@ def test_it_is_told_apart_whether_a_server_s_way_works(
     assert stop.value.code == status
 
 
-def test_the_benchmark_trains_nothing_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_training_rejects_wrong_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     network = network_for(SMALL)
-    passed = cuda_training._passed
+    original = cuda_training._forward_backward
 
     def wrong(
         passes: ForwardBackward, model: LinearTransformer, canvas: torch.Tensor
     ) -> torch.Tensor:
-        return passed(passes, model, 255 - canvas if passes._bf16 else canvas)
+        return original(passes, model, 255 - canvas if passes._bf16 else canvas)
 
     cuda_training.check_training("tiny", network)
-    monkeypatch.setattr(cuda_training, "_passed", wrong)
-    with pytest.raises(RuntimeError, match=r"tiny in bf16: .* from the reference: not timed"):
+    monkeypatch.setattr(cuda_training, "_forward_backward", wrong)
+    with pytest.raises(RuntimeError, match=r"tiny: in bf16 the loss differs .*; not timed"):
         cuda_training.check_training("tiny", network)
 
 
-def test_the_benchmark_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_bench_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BackendError, match="there is no CUDA device to time here"):
+    with pytest.raises(BackendError, match="no CUDA device found"):
         bench_cuda.run_bench([])

@@ -1,4 +1,4 @@
-"""What is compiled ahead of time is what is launched."""
+"""Tests of the decode plan, its compile variants and the step runner."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from scanline.model.config import PRESETS
 from scanline.model.decoders.packing import decode_config_for
 
 
-def test_the_presets_are_compiled() -> None:
+def test_presets_are_compiled() -> None:
     for name, config in PRESETS.items():
         assert COMPILED[name] == decode_config_for(config), name
 
 
-def test_the_variants_are_the_launches() -> None:
-    """Every launch of a preset is among them, once, and names all arguments of its kernel."""
+def test_variants_cover_all_launches() -> None:
+    """Variants are unique and have all arguments of their kernels."""
     found = variants(overlap=True)
     names = [variant.name for variant in found]
     assert len(set(names)) == len(names)
@@ -34,12 +34,12 @@ def test_the_variants_are_the_launches() -> None:
     assert len(few) == len(many) == 5 * 8 + 4
     compiled = [(v.kernel, v.signature, v.constants) for v in found]
     for launch in (*few, *many):
-        mine = launch.variant("")
-        assert (mine.kernel, mine.signature, mine.constants) in compiled
+        variant = launch.variant("")
+        assert (variant.kernel, variant.signature, variant.constants) in compiled
 
 
-def test_plans_for_few_and_many_rows_sum_in_one_order() -> None:
-    """Rows and columns of tiles may differ, not summands, nor the tiles of a row's statistics."""
+def test_plans_for_few_and_many_rows_differ_in_tile_columns_only() -> None:
+    """The order of sums and the tiles of the statistics must be the same."""
     for name, sizes in COMPILED.items():
         memory = allocate_weights(sizes, "meta"), allocate(sizes, 64, "meta")
         few, many = (plan(sizes, *memory, many=many) for many in (False, True))
@@ -55,39 +55,40 @@ def test_plans_for_few_and_many_rows_sum_in_one_order() -> None:
         assert kernels <= {project_kernel}, name
 
 
-def test_bytes_of_a_step_are_counted() -> None:
-    """Of one head with K = 32: plainly, 33 × 32 floats there and back; then as documented."""
+def test_state_bytes() -> None:
+    """For one head with K = 32: 33 × 32 floats are read and written per step."""
     one = replace(COMPILED["mnist-paper"], layers=1, heads=1, d_model=32)
     assert state_bytes(replace(one, write_interval=1)) == 4 * 2 * 33 * 32
-    # Written in the fourth step; in the others two numbers of bf16 a feature, 1 + 2 + 3 read again.
+    # Written in the fourth step. The others append one entry of 2 × 32 bf16 numbers, and the steps
+    # read 0, 1, 2 and 3 entries.
     four = 4 * 5 * 33 * 32 + 2 * (3 + 6) * 64
     assert state_bytes(replace(one, write_interval=4)) == four / 4
     assert 3.35e12 / (state_bytes(COMPILED["mnist-paper"]) * 784) == pytest.approx(11_991, abs=1)
 
 
-def test_pixels_are_drawn_in_as_few_graphs_as_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph serves every number of rows up to its power of two, the last up to all there are."""
-    launched: list[tuple[int, int]] = []  # by the host, or into a graph
+def test_graphs_by_power_of_two_rows_and_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph serves all numbers of rows up to its power of two; the last one up to the maximum."""
+    launched: list[tuple[int, int]] = []  # by the host or into a graph
     replayed: list[list[tuple[int, int]]] = []
 
     class Kernel:
-        def run(self, rows: int, part: int) -> None:
-            launched.append((rows, part))
+        def run(self, rows: int, subpixel: int) -> None:
+            launched.append((rows, subpixel))
 
     class Graph:
         def capture_begin(self, capture_error_mode: str) -> None:
             self.before = len(launched)
 
         def capture_end(self) -> None:
-            self.holds = launched[self.before :]
+            self.launches = launched[self.before :]
 
         def replay(self) -> None:
-            replayed.append(self.holds)
+            replayed.append(self.launches)
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     steps = StepRunner({1: [Kernel()]}, steps_per_pixel=2, max_rows=5)  # type: ignore[list-item]
     steps.run(3, 10)
-    assert launched == [(3, part) for _ in range(10) for part in (0, 1)]
+    assert launched == [(3, subpixel) for _ in range(10) for subpixel in (0, 1)]
     steps.capture()
     captured = len(launched)
     for rows, bucket in ((1, 1), (2, 2), (3, 4), (5, 5)):
@@ -98,15 +99,14 @@ def test_pixels_are_drawn_in_as_few_graphs_as_do_it(monkeypatch: pytest.MonkeyPa
     assert len(launched) == captured
 
 
-def test_many_rows_have_launches_of_their_own() -> None:
-    """The largest number not above the rows', or above those that a graph is made for."""
+def test_launches_are_selected_by_number_of_rows() -> None:
     run: list[tuple[str, int]] = []
 
     class Kernel:
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def run(self, rows: int, part: int) -> None:
+        def run(self, rows: int, subpixel: int) -> None:
             run.append((self.name, rows))
 
     launches = {1: [Kernel("few")], 4: [Kernel("many")]}

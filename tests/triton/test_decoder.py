@@ -1,4 +1,4 @@
-"""The Triton decoder against float64, and the same bytes however it is asked for them."""
+"""Tests of the Triton decoder: agreement with float64, and the same bytes in any batch."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ from tests.triton.fixtures import (
     ODD,
     RGB,
     SMALL,
-    anywhere,
-    check,
-    check_flights,
+    all_slots,
+    check_decoder,
+    check_launches_in_flight,
     draw,
     every_small,
-    slots_of,
-    some,
-    some_first,
+    interpreter_and_gpu,
+    parametrize_configs,
+    sample_inputs,
 )
 
 
-@some_first(GRID | ODD, *list(GRID)[::3], *ODD)
+@parametrize_configs(GRID | ODD, *list(GRID)[::3], *ODD)
 def test_float32_agrees_with_float64(config: ModelConfig) -> None:
-    check(config, "float32")
+    check_decoder(config, "float32")
 
 
 @every_small
 @pytest.mark.parametrize(
     "unrolled", [pytest.param(triton_decode.UNROLLED, marks=pytest.mark.broad), 0]
 )
-def test_a_state_in_several_tiles_agrees_too(
+def test_state_in_several_tiles_agrees_with_float64(
     config: ModelConfig, unrolled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads too large for one tile of a program, or for a few: here tiles of a column or two."""
+    """Large heads need several tiles per program, unrolled or not; here with tiny tiles."""
     monkeypatch.setattr(triton_decode, "STATE_TILE", 16)
     monkeypatch.setattr(triton_decode, "UNROLLED", unrolled)
-    check(config, "float32")
+    check_decoder(config, "float32")
 
 
-def test_the_grid_has_every_option() -> None:
+def test_grid_covers_every_option() -> None:
     for option in (
         "input", "encoding", "order", "channels", "head", "norm", "activation", "positions",
         "start", "classes",
     ):  # fmt: skip
-        here = {getattr(config, option) for config in [*GRID.values(), *ODD.values()]}
-        assert here == {getattr(config, option) for config in VARIANTS.values()}, option
+        values = {getattr(config, option) for config in [*GRID.values(), *ODD.values()]}
+        assert values == {getattr(config, option) for config in VARIANTS.values()}, option
 
 
-@anywhere
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, under the interpreter
+@interpreter_and_gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from numpy in the interpreter
 @pytest.mark.parametrize("scale", [1.0, 1e30])
 @every_small
 def test_extreme_numbers_stay_in_range(config: ModelConfig, scale: float) -> None:
-    """No temperature or weight, however large, leads outside an image."""
+    """Extreme temperatures and weights cause no out-of-range values or writes."""
     extremes = [0.0, 1e-45, 1e-9, 3e38]
     network, inputs = network_for(config), blank(config, len(extremes))
     with torch.no_grad():
@@ -71,23 +71,22 @@ def test_extreme_numbers_stay_in_range(config: ModelConfig, scale: float) -> Non
     inputs.temperature[:] = extremes
     decoder = TritonDecoder(network, len(extremes))
     decoder.begin(list(range(len(extremes))), inputs)
-    decoder.step(slots_of(decoder), 1)
+    decoder.step(all_slots(decoder), 1)
     assert decoder.positions.tolist() == [1] * len(extremes)
     assert (decoder.canvas[:, 1:] == 0).all()
 
 
-@anywhere
+@interpreter_and_gpu
 @every_small
-def test_late_writes_change_nothing(config: ModelConfig) -> None:
-    """Pixels, bits and sums are to the last bit those of writing the state at every step."""
-    inputs, network = some(config), network_for(config)
+def test_write_interval_does_not_change_results(config: ModelConfig) -> None:
+    inputs, network = sample_inputs(config), network_for(config)
     plain = draw(TritonDecoder(network, 3, write_interval=1), inputs)
     assert draw(TritonDecoder(network, 3, write_interval=4), inputs, 1) == plain
 
 
-@anywhere
+@interpreter_and_gpu
 @every_small
-def test_known_pixels_are_passed_over_as_they_were_drawn_to_the_last_bit(
+def test_known_pixels_give_the_same_state_as_drawn_ones(
     config: ModelConfig,
 ) -> None:
     network, inputs = network_for(config), blank(config, 3)
@@ -107,11 +106,11 @@ def test_known_pixels_are_passed_over_as_they_were_drawn_to_the_last_bit(
     assert np.array_equal(filled.positions, lengths)
 
 
-@anywhere
+@interpreter_and_gpu
 @every_small
-def test_other_slots_are_not_read_and_not_written(config: ModelConfig) -> None:
-    """Two slots work among slots, and in scratch memory, full of NaN."""
-    network, inputs = network_for(config), some(config, 2)
+def test_other_slots_are_neither_read_nor_written(config: ModelConfig) -> None:
+    """All other slots and the scratch memory are filled with NaN."""
+    network, inputs = network_for(config), sample_inputs(config, 2)
     clean = TritonDecoder(network, 2)
     draw(clean, inputs)
     decoder = TritonDecoder(network, 5)
@@ -122,55 +121,55 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig) -> None:
     decoder.buffers["canvas"][others] = 77
     decoder.buffers["positions"][others] = 1
     if decoder.device.cuda:
-        torch.cuda.synchronize()  # the decoder's stream waits for no other
-    images = {  # slots first
+        torch.cuda.synchronize()  # the decoder's stream does not wait for this one
+    by_slot = {  # with the slots as first dimension
         name: buffer.transpose(0, 1) if name in ("kv", "z", "pending", "ring") else buffer
         for name, buffer in decoder.buffers.items()
         if 5 in buffer.shape[:2]
     }
-    assert len(images) == 15
-    before = {name: buffer[others].clone() for name, buffer in images.items()}
+    assert len(by_slot) == 15
+    before = {name: buffer[others].clone() for name, buffer in by_slot.items()}
     decoder.begin([1, 3], inputs)
     decoder.step(np.array([-1, 3, -1, 1], np.int32), 1)
     decoder.step(np.array([1, 3, -1], np.int32), config.pixels)
-    decoder.step(np.array([1, 3], np.int32), 1)  # finished ones are left alone
+    decoder.step(np.array([1, 3], np.int32), 1)  # finished images are skipped
     for name in ("canvas", "bits", "kv", "z"):
-        mine, theirs = getattr(decoder, name)[[1, 3]], getattr(clean, name)
-        assert mine.tobytes() == theirs.tobytes(), name
+        actual, expected = getattr(decoder, name)[[1, 3]], getattr(clean, name)
+        assert actual.tobytes() == expected.tobytes(), name
     for name, old in before.items():
-        assert torch.equal(images[name][others].nan_to_num(-1), old.nan_to_num(-1)), name
+        assert torch.equal(by_slot[name][others].nan_to_num(-1), old.nan_to_num(-1)), name
 
 
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param("wide", marks=pytest.mark.broad),
-        pytest.param("convolved, narrow between", marks=pytest.mark.broad),
+        pytest.param("convolved, small d_ff", marks=pytest.mark.broad),
         "convolved subpixels",
     ],
 )
-def test_nothing_is_written_behind_a_buffer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where tiles are larger than rows, features or images are."""
+def test_no_writes_behind_buffers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here tiles are larger than the rows, features or images."""
     guards: list[torch.Tensor] = []
 
     def guarded(*arguments: Any) -> dict[str, torch.Tensor]:
-        given = allocate(*arguments)
-        if any(buffer.is_meta for buffer in given.values()):
-            return given
-        for buffer_name, buffer in given.items():
-            room = torch.full((buffer.numel() + 8192,), 77, dtype=buffer.dtype)
-            given[buffer_name] = room[: buffer.numel()].view(buffer.shape)
-            guards.append(room[buffer.numel() :])
-        return given
+        buffers = allocate(*arguments)
+        if any(buffer.is_meta for buffer in buffers.values()):
+            return buffers
+        for buffer_name, buffer in buffers.items():
+            memory = torch.full((buffer.numel() + 8192,), 77, dtype=buffer.dtype)
+            buffers[buffer_name] = memory[: buffer.numel()].view(buffer.shape)
+            guards.append(memory[buffer.numel() :])
+        return buffers
 
     monkeypatch.setattr("scanline.model.decoders.triton.allocate", guarded)
     config = ODD[name]
-    draw(TritonDecoder(network_for(config), 3), some(config))
+    draw(TritonDecoder(network_for(config), 3), sample_inputs(config))
     assert len(guards) > 20
     assert all((guard == 77).all() for guard in guards)
 
 
-def test_an_image_of_which_nothing_is_known_begins_beside_what_is_in_flight() -> None:
+def test_images_can_begin_while_a_launch_is_in_flight() -> None:
     decoder = TritonDecoder(network_for(SMALL), 2)
     decoder.begin([0], blank(SMALL, 1))
     decoder.launch([0], 1)
@@ -181,16 +180,16 @@ def test_an_image_of_which_nothing_is_known_begins_beside_what_is_in_flight() ->
     assert decoder.positions.tolist() == [1, 0]
 
 
-@some_first({"grey": SMALL, "rgb": RGB}, "grey")
-def test_what_is_launched_lands(config: ModelConfig) -> None:
-    check_flights(config, "float32")
+@parametrize_configs({"grey": SMALL, "rgb": RGB}, "grey")
+def test_launches_in_flight(config: ModelConfig) -> None:
+    check_launches_in_flight(config, "float32")
 
 
 @every_small
-def test_the_same_bytes_among_others(config: ModelConfig) -> None:
-    """Images arrive at random, in any slot of which some were left half-way, and leave."""
+def test_same_bytes_in_any_batch(config: ModelConfig) -> None:
+    """Images arrive at random times in random slots, some of which hold abandoned images."""
     count, width = 3, 2
-    network, inputs = network_for(config), some(config, count, seed=3)
+    network, inputs = network_for(config), sample_inputs(config, count, seed=3)
     expected = []
     alone = TritonDecoder(network, 1)
     for image in range(count):
@@ -212,5 +211,5 @@ def test_the_same_bytes_among_others(config: ModelConfig) -> None:
             running |= dict(zip(slots, images, strict=True))
         decoder.step(generator.permutation([*running, -1]), int(generator.integers(1, 4)))
         for slot in [s for s in running if decoder.positions[s] == config.pixels]:
-            mine = (decoder.canvas[slot], decoder.bits[slot], decoder.kv[slot])
-            assert tuple(x.tobytes() for x in mine) == expected[running.pop(slot)]
+            results = (decoder.canvas[slot], decoder.bits[slot], decoder.kv[slot])
+            assert tuple(x.tobytes() for x in results) == expected[running.pop(slot)]

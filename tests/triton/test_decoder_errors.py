@@ -1,4 +1,4 @@
-"""Arguments that make no sense, and what is missing where it cannot be opened."""
+"""Tests of the Triton decoder's errors: invalid arguments, missing hardware and software."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from scanline.model.network import LinearTransformer
 from tests.model.decoders.fixtures import network_for
 from tests.triton.fixtures import SMALL
 
-# Where a device is there to be tried; torch itself would look for one then.
+# Replacement of ``torch`` in the factory that reports a CUDA device.
 WITH_CUDA = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_invalid_arguments_raise() -> None:
     network = network_for(SMALL)
     decoder = TritonDecoder(network, 3)
     for slots in ([0, 1, 0], [3], [-2]):
@@ -42,12 +42,12 @@ def test_wrong_arguments_are_refused() -> None:
         TritonDecoder(network, 0)
 
 
-def test_threads_are_refused() -> None:
+def test_threads_option_raises() -> None:
     with pytest.raises(ValueError, match="leave threads out"):
         create_decoder(network_for(SMALL), 1, "triton", threads=2)
 
 
-def test_kernels_overlap_only_where_device_and_driver_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dependent_launch_needs_device_and_driver_support(monkeypatch: pytest.MonkeyPatch) -> None:
     class Driver:
         found, version = 0, 12_030
 
@@ -75,20 +75,18 @@ def no_library(name: str) -> None:
     raise OSError(name)
 
 
-def test_without_a_device(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     network = LinearTransformer(SMALL)
     with pytest.raises(BackendError, match="needs an NVIDIA GPU and a CUDA build of PyTorch"):
         create_decoder(network, 1, "triton")
     assert create_decoder(network, 1).backend != "triton"
-    assert "GPU" not in caplog.text  # nobody asked for one
+    assert "GPU" not in caplog.text  # no warning if no GPU was requested
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """By name an error; ``auto`` says why it does not use the device, and draws on the CPU."""
+    """The triton backend raises; the auto backend logs the reason and uses the CPU."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     network = LinearTransformer(SMALL)
     with pytest.raises(BackendError, match=r"pip install -e '\.\[gpu\]'"):
@@ -107,7 +105,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         create_decoder(network_for(SMALL), 1, "triton")
 
 
-def test_too_many_slots_for_a_device_are_not_drawn_on_the_cpu(
+def test_too_many_slots_do_not_fall_back_to_the_cpu(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     network = network_for(SMALL)
@@ -120,10 +118,10 @@ def test_too_many_slots_for_a_device_are_not_drawn_on_the_cpu(
             ):
                 create_decoder(network, 10_000, backend)
 
-    def full(*arguments: object) -> None:
+    def raise_out_of_memory(*arguments: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("scanline.model.decoders.triton.allocate", full)
+    monkeypatch.setattr("scanline.model.decoders.triton.allocate", raise_out_of_memory)
     monkeypatch.setattr(TritonDecoder, "_check_memory", lambda *_: None)
     with pytest.raises(
         InsufficientResourcesError, match=r"not enough GPU memory: CUDA out of memory"
@@ -132,7 +130,7 @@ def test_too_many_slots_for_a_device_are_not_drawn_on_the_cpu(
     assert "on the CPU" not in caplog.text
 
 
-def test_a_device_that_fails_is_told_and_the_cpu_draws(
+def test_failing_gpu_falls_back_to_the_cpu(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*arguments: object) -> None:
@@ -146,7 +144,7 @@ def test_a_device_that_fails_is_told_and_the_cpu_draws(
     assert "decoding on the CPU: the GPU failed" in caplog.text
 
 
-def test_a_bug_is_not_taken_for_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_not_reported_as_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise RuntimeError("The size of tensor a (3) must match")
 
@@ -155,7 +153,7 @@ def test_a_bug_is_not_taken_for_a_missing_compiler(monkeypatch: pytest.MonkeyPat
         create_decoder(network_for(SMALL), 1, "triton")
 
 
-def test_it_is_opened_by_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_create_by_name(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     decoder = create_decoder(network_for(SMALL), 2, "triton")
     assert isinstance(decoder, TritonDecoder)

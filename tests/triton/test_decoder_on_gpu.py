@@ -1,4 +1,4 @@
-"""On a device: both precisions, graphs, many slots, no leak."""
+"""Tests of the Triton decoder on a GPU: precisions, graphs, many slots, memory."""
 
 from __future__ import annotations
 
@@ -23,44 +23,42 @@ from tests.triton.fixtures import (
     GRID,
     ODD,
     SMALL,
-    check,
-    check_flights,
+    all_slots,
+    check_decoder,
+    check_launches_in_flight,
     draw,
     every_small,
     gpu,
-    slots_of,
-    some,
+    sample_inputs,
 )
 
 
-class TestDevice:
-    """Needs a CUDA device: both precisions, graphs, many slots, no leak."""
-
+class TestTritonDecoderOnGpu:
     pytestmark = gpu
 
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
     @pytest.mark.parametrize("config", [*GRID.values(), *ODD.values()], ids=[*GRID, *ODD])
-    def test_it_agrees_with_float64(self, config: ModelConfig, precision: DevicePrecision) -> None:
-        check(config, precision)
+    def test_agrees_with_float64(self, config: ModelConfig, precision: DevicePrecision) -> None:
+        check_decoder(config, precision)
 
     @every_small
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
-    def test_graphs_and_early_launches_change_nothing(
+    def test_graphs_and_overlap_do_not_change_results(
         self, config: ModelConfig, precision: DevicePrecision
     ) -> None:
         large = replace(config, height=7, width=5, n_layers=2)
-        inputs, network = some(large, 9), network_for(large)
-        opened = partial(TritonDecoder, network, 9, precision=precision)
-        eager, graphs = opened(graphs=False, overlap=False), opened()
+        inputs, network = sample_inputs(large, 9), network_for(large)
+        create = partial(TritonDecoder, network, 9, precision=precision)
+        eager, graphs = create(graphs=False, overlap=False), create()
         expected = draw(eager, inputs)
         for n in (1, 3, 17, 10**6):
             assert draw(graphs, inputs, n) == expected
 
     @pytest.mark.parametrize("graphs", [True, False])
-    def test_many_draw_what_few_do(self, graphs: bool) -> None:
-        """To the bit, though their tiles are wider."""
+    def test_many_rows_draw_the_same_bytes_as_few(self, graphs: bool) -> None:
+        """Many rows use wider tiles."""
         config = replace(PRESETS["mnist-paper"], height=2, width=3, n_layers=2)
-        network, inputs = network_for(config), some(config, MANY + 70)
+        network, inputs = network_for(config), sample_inputs(config, MANY + 70)
         many = TritonDecoder(network, MANY + 70, graphs=graphs)
         draw(many, inputs)
         few = TritonDecoder(network, 5, graphs=graphs)
@@ -71,26 +69,26 @@ class TestDevice:
 
     @every_small
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
-    def test_what_is_launched_lands(self, config: ModelConfig, precision: DevicePrecision) -> None:
-        check_flights(config, precision)
+    def test_launches_in_flight(self, config: ModelConfig, precision: DevicePrecision) -> None:
+        check_launches_in_flight(config, precision)
 
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
-    def test_late_writes_change_nothing(self, precision: DevicePrecision) -> None:
+    def test_write_interval_does_not_change_results(self, precision: DevicePrecision) -> None:
         config = replace(PRESETS["mnist-paper"], height=3)
-        network, inputs = network_for(config), some(config, 5)
+        network, inputs = network_for(config), sample_inputs(config, 5)
         plain = draw(TritonDecoder(network, 5, precision=precision, write_interval=1), inputs)
         assert draw(TritonDecoder(network, 5, precision=precision), inputs) == plain
 
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
     @pytest.mark.parametrize("name", PRESETS)
     def test_ten_thousand_slots(self, name: str, precision: DevicePrecision) -> None:
-        """Each of some rows spread among 10,000 is drawn as it is alone."""
+        """Eight images, repeated in 10,000 slots, have the same bytes as alone."""
         config = replace(PRESETS[name], height=2)
         network, count = LinearTransformer(config), 10_000
-        inputs = some(config, 8).select([i % 8 for i in range(count)])
+        inputs = sample_inputs(config, 8).select([i % 8 for i in range(count)])
         decoder = TritonDecoder(network, count, precision=precision)
         decoder.begin(list(range(count)), inputs)
-        decoder.step(slots_of(decoder)[::-1], config.pixels)
+        decoder.step(all_slots(decoder)[::-1], config.pixels)
         alone = TritonDecoder(network, 1, precision=precision)
         for row in range(8):
             alone.begin([0], inputs.select([row]))
@@ -99,7 +97,7 @@ class TestDevice:
             assert (decoder.bits[row::8] == alone.bits).all()
 
     def test_memory_stays_flat(self) -> None:
-        network, inputs = network_for(SMALL), some(SMALL, 16)
+        network, inputs = network_for(SMALL), sample_inputs(SMALL, 16)
         decoder = TritonDecoder(network, 16)
         draw(decoder, inputs, 1)
         draw(decoder, inputs)
@@ -111,12 +109,12 @@ class TestDevice:
         torch.cuda.synchronize()
         assert (torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]) == before
 
-    def test_too_many_slots_are_refused(self) -> None:
+    def test_too_many_slots_raise(self) -> None:
         network = LinearTransformer(PRESETS["mnist-paper"])
         with pytest.raises(BackendError, match=r"10,000,000 slots of .* MiB do not fit"):
             TritonDecoder(network, 10_000_000)
 
-    def test_auto_takes_the_device(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_auto_backend_uses_the_gpu(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
         assert create_decoder(network_for(SMALL), 1).backend == "triton"
         assert torch.cuda.get_device_name() in caplog.text

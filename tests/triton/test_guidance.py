@@ -1,7 +1,7 @@
-"""Guidance, ``top_p`` and forks in the Triton decoder, under the interpreter or on a device.
+"""Tests of guidance, ``top_p`` and forks in the Triton decoder.
 
-``tests/decoders`` have what every backend promises; here are its essential cases, small enough for
-the interpreter, and the sampling kernel alone beside the head that defines it.
+``tests/model/decoders`` tests all backends. These are the essential cases, small enough for the
+interpreter, and comparisons of the sampling kernel with the head.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from scanline.model.decoders.triton import TritonDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, tiny_config
 from tests.model.decoders.fixtures import blank, masked, network_for, noise_of, scatter_seeds
-from tests.triton.fixtures import some_first
+from tests.triton.fixtures import parametrize_configs
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
@@ -36,8 +36,8 @@ GREY = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_
 RGB = replace(GREY, channels=3, head="logistic_mixture", encoding="linear", height=1)
 SUBPIXEL = replace(RGB, order="subpixel", norm="post")
 KINDS = {"grey": GREY, "rgb": RGB, "subpixel": SUBPIXEL}
-every_kind = some_first(KINDS, *KINDS)
-first_kind = some_first(KINDS, "grey")
+every_kind = parametrize_configs(KINDS, *KINDS)
+first_kind = parametrize_configs(KINDS, "grey")
 HEADS = {
     "categorical": GREY,
     "categorical RGB": replace(GREY, channels=3),
@@ -47,15 +47,15 @@ HEADS = {
 every_head = pytest.mark.parametrize("config", HEADS.values(), ids=HEADS.keys())
 
 
-def sampled(
+def run_sampling_kernel(
     network: LinearTransformer, parameters: Tensor, unconditional: Tensor, inputs: InputBatch
 ) -> NDArray[np.uint8]:
-    """Draw the first step's values with the sampling kernel alone; twins follow their images."""
+    """Sample the first step's values with the sampling kernel; twins follow their images."""
     s, device = decode_config_for(network.config, "float32"), find_device()
     weights, count = allocate_weights(s, device), len(parameters)
     load_weights(weights, network)
     buffers = allocate(s, 2 * count, device)
-    slots = torch.arange(2 * count).view(2, count).t().flatten()  # an image, its twin
+    slots = torch.arange(2 * count).view(2, count).t().flatten()  # pairs of an image and its twin
     guided = inputs.guidance != 1
     for name in ("temperature", "top_p", "guidance", "canvas"):
         buffers[name][:count] = torch.from_numpy(getattr(inputs, name)).to(device)
@@ -68,8 +68,8 @@ def sampled(
     twins = np.where(guided, np.arange(count, 2 * count), -1)
     buffers["twin"][:count] = torch.from_numpy(twins).to(device, torch.int32)
     buffers["slots"].fill_(-1)
-    there = torch.from_numpy(np.stack([np.ones_like(guided), guided], 1).ravel())
-    buffers["slots"][: 2 * count] = torch.where(there, slots, -1).to(device, torch.int32)
+    exists = torch.from_numpy(np.stack([np.ones_like(guided), guided], 1).ravel())
+    buffers["slots"][: 2 * count] = torch.where(exists, slots, -1).to(device, torch.int32)
     buffers["parameters"].fill_(torch.nan)
     both = torch.stack([parameters, unconditional], 1).flatten(0, 1)
     buffers["parameters"][: 2 * count] = both.to(device)
@@ -84,7 +84,7 @@ def sampled(
 
 
 def head_parameters(config: ModelConfig, rows: int, seed: int) -> Tensor:
-    """Give parameters of distributions that are neither flat nor one value."""
+    """Return random parameters of distributions that are neither flat nor degenerate."""
     generator = torch.Generator().manual_seed(seed)
     parameters = torch.randn(rows, config.head_outputs, generator=generator)
     if config.head == "categorical":
@@ -95,8 +95,7 @@ def head_parameters(config: ModelConfig, rows: int, seed: int) -> Tensor:
 
 
 @every_head
-def test_the_kernel_draws_what_the_head_draws(config: ModelConfig) -> None:
-    """From the same parameters and uniforms the same values, in every mixture of shapes."""
+def test_kernel_samples_the_same_values_as_the_head(config: ModelConfig) -> None:
     network = network_for(config)
     count = 10
     inputs = blank(config, count)
@@ -113,13 +112,13 @@ def test_the_kernel_draws_what_the_head_draws(config: ModelConfig) -> None:
         torch.from_numpy(inputs.temperature), torch.from_numpy(inputs.top_p),
         torch.from_numpy(inputs.guidance), unconditional,
     )  # fmt: skip
-    drawn = sampled(network, parameters, unconditional, inputs)
-    assert np.array_equal(drawn, expected.numpy())
+    values = run_sampling_kernel(network, parameters, unconditional, inputs)
+    assert np.array_equal(values, expected.numpy())
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, under the interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from numpy in the interpreter
 @every_head
-def test_what_is_no_number_stays_in_range(config: ModelConfig) -> None:
+def test_nan_and_infinity_stay_in_range(config: ModelConfig) -> None:
     network, inputs = network_for(config), blank(config, 4)
     inputs.top_p[:] = [0.5, 1e-30, 1, 0.5]
     inputs.guidance[:] = [1, 1, 10, 0]
@@ -127,30 +126,32 @@ def test_what_is_no_number_stays_in_range(config: ModelConfig) -> None:
     parameters[:2] = torch.nan
     parameters[2] *= 1e30
     unconditional[3] = torch.inf
-    sampled(network, parameters, unconditional, inputs)  # twins and neighbours are checked there
+    run_sampling_kernel(network, parameters, unconditional, inputs)  # checks twins and neighbours
 
 
 @pytest.mark.parametrize("head", ["categorical", pytest.param("mixture", marks=pytest.mark.broad)])
 @pytest.mark.parametrize(("g", "top_p", "temperature"), [(1, 0.6, 1), (2.5, 0.8, 0.7)])
-def test_frequencies_are_those_of_the_definition(
+def test_frequencies_match_the_distribution(
     head: str, g: float, top_p: float, temperature: float
 ) -> None:
-    """The first channel's values of one distribution, drawn again and again, by chi-square."""
+    """Chi-square test of the first channel's values."""
     config, count = HEADS[head], 48
     network, inputs = network_for(config), blank(config, count)
     inputs.temperature[:], inputs.top_p[:], inputs.guidance[:] = temperature, top_p, g
-    given, without = (head_parameters(config, 1, seed) for seed in (1, 2))
+    conditional, unconditional = (head_parameters(config, 1, seed) for seed in (1, 2))
     if config.head == "categorical":
-        for parameters in (given, without):
-            parameters[:, 9:] -= 20  # few values, each drawn often
+        for parameters in (conditional, unconditional):
+            parameters[:, 9:] -= 20  # few values, each sampled often
             parameters *= 0.5
-    drawn = sampled(network, given.expand(count, -1), without.expand(count, -1), inputs)
+    values = run_sampling_kernel(
+        network, conditional.expand(count, -1), unconditional.expand(count, -1), inputs
+    )
     with torch.no_grad():
         nothing = torch.zeros(1, config.step_channels, dtype=torch.long)
-        heat = torch.tensor([temperature], dtype=torch.float64)
+        temperatures = torch.tensor([temperature], dtype=torch.float64)
         logs = [
-            network.head.double().log_probs(one.double(), 0, nothing, heat)[0].numpy()
-            for one in (given, without)
+            network.head.double().log_probs(one.double(), 0, nothing, temperatures)[0].numpy()
+            for one in (conditional, unconditional)
         ]
     weights = np.exp(g * logs[0] + (1 - g) * logs[1])
     weights /= weights.sum()
@@ -158,19 +159,19 @@ def test_frequencies_are_those_of_the_definition(
     kept = np.cumsum(weights[order]) - weights[order] < top_p
     expected = np.zeros(256)
     expected[order[kept]] = count * weights[order[kept]] / weights[order[kept]].sum()
-    seen = np.bincount(drawn[:, 0], minlength=256)
-    assert not seen[expected == 0].any()
-    # Neighbouring values are counted together until eight are expected.
+    counts = np.bincount(values[:, 0], minlength=256)
+    assert not counts[expected == 0].any()
+    # Group neighbouring values until eight samples are expected.
     groups = (np.cumsum(expected) / 8).astype(int)
-    counts = [(seen[groups == i].sum(), expected[groups == i].sum()) for i in np.unique(groups)]
-    square = sum((mine - wished) ** 2 / wished for mine, wished in counts if wished > 1)
-    freedom = len(counts) - 1
+    pairs = [(counts[groups == i].sum(), expected[groups == i].sum()) for i in np.unique(groups)]
+    square = sum((observed - mean) ** 2 / mean for observed, mean in pairs if mean > 1)
+    freedom = len(pairs) - 1
     assert freedom >= 2
     assert square < freedom + 5 * np.sqrt(2 * freedom)
 
 
-def shaped(config: ModelConfig, count: int) -> InputBatch:
-    """Give images of which every other is guided, and some are cut; twins come after all."""
+def guided_inputs(config: ModelConfig, count: int) -> InputBatch:
+    """Return inputs of which every other image is guided and some have top-p; twins come last."""
     inputs = masked(config, count, seed=5)
     inputs.label[:] = np.arange(count) % 2
     inputs.temperature[:] = np.resize(np.array([1, 0.8, 0], np.float32), count)
@@ -181,31 +182,31 @@ def shaped(config: ModelConfig, count: int) -> InputBatch:
 
 
 @every_kind
-def test_guided_images_are_those_of_the_reference(config: ModelConfig) -> None:
-    """Pixels, and bits, which are those of the labelled model unguided; twins go along."""
-    network, inputs, count = network_for(config), shaped(config, 3), 3
+def test_guided_images_equal_the_reference(config: ModelConfig) -> None:
+    """Bits are those of the conditional model without guidance. Twins get the same values."""
+    network, inputs, count = network_for(config), guided_inputs(config, 3), 3
     decoders = ReferenceDecoder(network, 6), TritonDecoder(network, 6, precision="float32")
     for decoder in decoders:
         decoder.begin(np.arange(count), inputs)
         decoder.step(np.arange(count), config.pixels)
-    reference, mine = decoders
-    assert np.array_equal(mine.canvas[:count], reference.canvas[:count])
-    assert mine.positions.tolist() == reference.positions.tolist()
+    reference, decoder = decoders
+    assert np.array_equal(decoder.canvas[:count], reference.canvas[:count])
+    assert decoder.positions.tolist() == reference.positions.tolist()
     with torch.no_grad():
         labels = torch.from_numpy(inputs.label).long()
-        bits = network.bits(torch.from_numpy(mine.canvas[:count]), labels)
-    assert_close(torch.from_numpy(mine.bits[:count]), bits, torch.float32)
+        bits = network.bits(torch.from_numpy(decoder.canvas[:count]), labels)
+    assert_close(torch.from_numpy(decoder.bits[:count]), bits, torch.float32)
     for image, twin in enumerate(inputs.twin):
         if twin >= 0:
-            assert np.array_equal(mine.canvas[twin], mine.canvas[image])
-            assert np.array_equal(mine.bits[twin], mine.bits[image])
+            assert np.array_equal(decoder.canvas[twin], decoder.canvas[image])
+            assert np.array_equal(decoder.bits[twin], decoder.bits[image])
 
 
 @first_kind
-def test_guided_images_among_others_draw_the_same_bytes(config: ModelConfig) -> None:
-    """In any slots and company, begun at any time; a twin's slot has been another's before."""
+def test_guided_images_have_the_same_bytes_in_any_batch(config: ModelConfig) -> None:
+    """In any slots, started at any time; a twin's slot was used by another image before."""
     network, count = network_for(config), 3
-    inputs = shaped(config, count)
+    inputs = guided_inputs(config, count)
     expected = []
     alone = TritonDecoder(network, 2)
     for row in range(count):
@@ -229,8 +230,8 @@ def test_guided_images_among_others_draw_the_same_bytes(config: ModelConfig) -> 
 
 
 @first_kind
-def test_a_fork_goes_on_with_the_bytes_of_its_source(config: ModelConfig) -> None:
-    """To two slots, twins with them, early and late; then each at its own pace."""
+def test_fork_continues_with_the_bytes_of_its_source(config: ModelConfig) -> None:
+    """Forks to two slots with twins, early and late, which then advance separately."""
     network, inputs = network_for(config), masked(config, 1, seed=3)
     inputs.label[:], inputs.guidance[:], inputs.twin[:] = 1, 2.0, 1
     inputs.known[:, 0] = False
@@ -251,7 +252,7 @@ def test_a_fork_goes_on_with_the_bytes_of_its_source(config: ModelConfig) -> Non
     assert (decoder.positions == config.pixels).all()
 
 
-def test_a_fork_with_other_noise_draws_something_else() -> None:
+def test_reseeded_fork_draws_other_values() -> None:
     network, inputs = network_for(GREY), blank(GREY, 1)
     decoder = TritonDecoder(network, 2)
     decoder.begin([0], inputs)
@@ -263,7 +264,7 @@ def test_a_fork_with_other_noise_draws_something_else() -> None:
     assert not np.array_equal(decoder.canvas[0], decoder.canvas[1])
 
 
-def test_a_slot_is_not_named_beside_the_image_whose_twin_it_is() -> None:
+def test_twin_slot_cannot_be_stepped_with_its_image() -> None:
     inputs = blank(GREY, 1)
     inputs.label[:], inputs.guidance[:], inputs.twin[:] = 1, 2.0, 1
     decoder = TritonDecoder(network_for(GREY), 2)
@@ -272,29 +273,31 @@ def test_a_slot_is_not_named_beside_the_image_whose_twin_it_is() -> None:
         decoder.step([0, 1], 1)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, under the interpreter
-@some_first({name: HEADS[name] for name in ("categorical", "mixture")}, "categorical")
-def test_the_coldest_are_drawn_as_by_definition(config: ModelConfig) -> None:
-    """Though what such a temperature divides is beyond all numbers."""
-    network, cold = network_for(config), [1e-9, 1e-40]
-    shapes = [(t, top_p, g) for t in cold for top_p, g in ((1, 1), (0.9, 1), (1, 3), (0.5, 10))]
-    inputs = blank(config, len(shapes))
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from numpy in the interpreter
+@parametrize_configs({name: HEADS[name] for name in ("categorical", "mixture")}, "categorical")
+def test_tiny_temperatures_equal_the_reference(config: ModelConfig) -> None:
+    """The division by the temperature overflows."""
+    network, temperatures = network_for(config), [1e-9, 1e-40]
+    options = [
+        (t, top_p, g) for t in temperatures for top_p, g in ((1, 1), (0.9, 1), (1, 3), (0.5, 10))
+    ]
+    inputs = blank(config, len(options))
     scatter_seeds(inputs)
-    inputs.temperature[:], inputs.top_p[:], inputs.guidance[:] = zip(*shapes, strict=True)
+    inputs.temperature[:], inputs.top_p[:], inputs.guidance[:] = zip(*options, strict=True)
     guided = np.flatnonzero(inputs.guidance != 1)
     inputs.label[:] = 1
-    inputs.twin[guided] = np.arange(len(guided)) + len(shapes)
+    inputs.twin[guided] = np.arange(len(guided)) + len(options)
     drawn = []
-    slots = len(shapes) + len(guided)
+    slots = len(options) + len(guided)
     decoders: list[Decoder] = [
         ReferenceDecoder(network, slots),
         TritonDecoder(network, slots, precision="float32"),
     ]
-    if INTERPRETED:  # on a device there may be no compiler for it
+    if INTERPRETED:  # the GPU machine may have no compiler
         decoders.append(NativeDecoder(network, slots, precision="float32"))
     for decoder in decoders:
-        decoder.begin(range(len(shapes)), inputs)
-        decoder.step(range(len(shapes)), config.pixels)
-        drawn.append(decoder.canvas[: len(shapes)])
+        decoder.begin(range(len(options)), inputs)
+        decoder.step(range(len(options)), config.pixels)
+        drawn.append(decoder.canvas[: len(options)])
     for one in drawn[1:]:
         assert np.array_equal(one, drawn[0])

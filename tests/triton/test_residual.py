@@ -1,4 +1,4 @@
-"""What stands between two products, in Triton, against its definition in float64."""
+"""Tests of the fused residual connection and of the linear layer, against float64."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COLUMNS = 9
 
 
 def compare(target: Target, tensors: list[Tensor], convolved: bool, stride: int = 3) -> None:
-    """Compare the sum, what is seen and all gradients: of x, added, bias, norm and taps."""
+    """Compare the sum, the output and all gradients with the definition."""
     results = []
     for exact in (True, False):
-        given = leaves(tensors, torch.float64 if exact else None)
-        x, added, bias, weight, shift, *conv = given
+        inputs = leaves(tensors, torch.float64 if exact else None)
+        x, added, bias, weight, shift, *conv = inputs
         norm, taps = (weight, shift), conv[0] if convolved else None
         if exact:
             total, y = naive_residual(
@@ -38,16 +38,16 @@ def compare(target: Target, tensors: list[Tensor], convolved: bool, stride: int 
         for output in (total, y):
             weights = torch.randn(output.shape, generator=generator).to(output.device)
             loss = loss + (weights * output.double()).sum()
-        wanted = given if convolved else given[:-1]
-        gradients = torch.autograd.grad(loss, wanted)
-        assert [g.dtype for g in gradients] == [x.dtype for x in wanted]
+        used = inputs if convolved else inputs[:-1]
+        gradients = torch.autograd.grad(loss, used)
+        assert [g.dtype for g in gradients] == [x.dtype for x in used]
         results.append([total, y, *gradients])
     for n, (expected, actual) in enumerate(zip(*results, strict=True)):
         scale = expected.abs().max()
         assert_close(actual / scale, expected / scale, torch.float32 if n == 0 else target.dtype)
 
 
-def some(target: Target, steps: int, D: int, images: int = 2) -> list[Tensor]:
+def random_tensors(target: Target, steps: int, D: int, images: int = 2) -> list[Tensor]:
     generator = torch.Generator().manual_seed(steps)
 
     def normal(*shape: int) -> Tensor:
@@ -59,25 +59,25 @@ def some(target: Target, steps: int, D: int, images: int = 2) -> list[Tensor]:
 
 @pytest.mark.parametrize("convolved", [True, False])
 @pytest.mark.parametrize("steps", [4 * COLUMNS, 4 * COLUMNS - 5, 3, 1])
-def test_equals_the_definition_with_gradients(target: Target, steps: int, convolved: bool) -> None:
-    compare(target, some(target, steps, 128), convolved)
+def test_equals_definition_with_gradients(target: Target, steps: int, convolved: bool) -> None:
+    compare(target, random_tensors(target, steps, 128), convolved)
 
 
 @pytest.mark.parametrize("D", [4, 20, 72, 700])
 def test_any_width(target: Target, D: int) -> None:
-    """Where fewer positions fit a tile, and where features are no power of two."""
-    compare(target, some(target, 20, D), convolved=True, stride=1)
+    """Widths that change the positions per tile, or are no power of two."""
+    compare(target, random_tensors(target, 20, D), convolved=True, stride=1)
 
 
-def test_programs_that_take_several_tiles(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images end within a tile, and the last program has fewer."""
+def test_several_tiles_per_program(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images end within a tile, and the last program has fewer tiles."""
     monkeypatch.setattr("scanline.kernels.cuda.residual.PROGRAMS", 4)
-    compare(target, some(target, 20, 128, images=3), convolved=True)
+    compare(target, random_tensors(target, 20, 128, images=3), convolved=True)
 
 
 @pytest.mark.parametrize("through", [0, 1])
-def test_gradients_through_one_output_alone(target: Target, through: int) -> None:
-    x, added, _, weight, shift, taps = leaves(some(target, 12, 16))
+def test_gradients_through_a_single_output(target: Target, through: int) -> None:
+    x, added, _, weight, shift, taps = leaves(random_tensors(target, 12, 16))
     exact = leaves([x, added], torch.float64)
     ours = triton_residual(x, added, None, (weight, shift), taps, COLUMNS, 1, 1e-5, target.dtype)
     norm = (weight.double(), shift.double())
@@ -88,8 +88,8 @@ def test_gradients_through_one_output_alone(target: Target, through: int) -> Non
         assert_close(one / expected.abs().max(), expected / expected.abs().max(), target.dtype)
 
 
-def test_the_first_stream_has_nothing_to_add(target: Target) -> None:
-    tensors = some(target, 12, 16)
+def test_first_layer_has_nothing_to_add(target: Target) -> None:
+    tensors = random_tensors(target, 12, 16)
     x, weight, shift, taps = leaves([tensors[0], *tensors[3:]])
     total, y = triton_residual(x, None, None, (weight, shift), taps, COLUMNS, 3, 1e-5, x.dtype)
     assert total is x
@@ -101,23 +101,21 @@ def test_the_first_stream_has_nothing_to_add(target: Target) -> None:
         assert_close(one / other.abs().max(), other / other.abs().max())
 
 
-def test_no_image_is_no_launch(target: Target) -> None:
-    x, added, _, weight, shift, taps = leaves(some(target, 5, 16, images=0))
+def test_empty_batch(target: Target) -> None:
+    x, added, _, weight, shift, taps = leaves(random_tensors(target, 5, 16, images=0))
     total, y = triton_residual(x, added, None, (weight, shift), taps, COLUMNS, 1, 1e-5, x.dtype)
     gradients = torch.autograd.grad(total.sum() + y.sum(), (x, weight, taps))
     assert [[*one.shape] for one in gradients] == [[0, 5, 16], [16], [5, 16]]
     assert not gradients[2].any()
 
 
-class TestUsed:
-    """A network's blocks take the kernels on a device, as autocast says."""
-
+class TestDispatch:
     pytestmark = gpu
 
     @pytest.mark.parametrize("bf16", [True, False])
-    def test_on_a_device(self, bf16: bool) -> None:
+    def test_residual_uses_the_kernels_on_a_gpu(self, bf16: bool) -> None:
         dtype = torch.bfloat16 if bf16 else torch.float32
-        x, added, bias, *norm, taps = some(Target("cuda", dtype), 12, 16)
+        x, added, bias, *norm, taps = random_tensors(Target("cuda", dtype), 12, 16)
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
             ours = residual(x, LinearOutput(added, bias), (norm[0], norm[1]), taps, COLUMNS)
         theirs = triton_residual(
@@ -127,7 +125,7 @@ class TestUsed:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (70, 64), (97, 130), (0, 3)])
-def test_columns_are_summed(
+def test_column_sums(
     target: Target, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scanline.kernels.cuda.linear.PROGRAMS", 3)
@@ -137,17 +135,17 @@ def test_columns_are_summed(
     assert_close(sums, x.double().sum(0), torch.float32)
 
 
-def test_a_linear_map_and_its_gradients(target: Target) -> None:
+def test_linear_layer_with_gradients(target: Target) -> None:
     tensors = [torch.randn(*shape).to(target.device) for shape in [(2, 9, 16), (24, 16), (24,)]]
-    given, exact = leaves(tensors), leaves(tensors, torch.float64)
-    x, weight, bias = given
+    inputs, exact = leaves(tensors), leaves(tensors, torch.float64)
+    x, weight, bias = inputs
     y, expected = triton_linear(x, weight, bias, target.dtype), torch.nn.functional.linear(*exact)
     assert y.dtype == target.dtype
-    mine = torch.autograd.grad(y.double().square().sum(), given)
+    mine = torch.autograd.grad(y.double().square().sum(), inputs)
     theirs = torch.autograd.grad(expected.square().sum(), exact)
     for one, other in zip((y, *mine), (expected, *theirs), strict=True):
         assert_close(one / other.abs().max(), other / other.abs().max(), target.dtype)
     assert all(one.dtype == torch.float32 for one in mine)
     y = triton_linear(x, weight, bias, target.dtype)
     with pytest.raises(RuntimeError, match="double backward is not supported"):
-        torch.autograd.grad(y.square().sum(), given, create_graph=True)
+        torch.autograd.grad(y.square().sum(), inputs, create_graph=True)

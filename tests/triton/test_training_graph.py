@@ -1,4 +1,4 @@
-"""A training step's passes as one CUDA graph, beside the same as torch runs them."""
+"""Tests of forward and backward passes as a CUDA graph and with the Triton kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scanline.model.training import forward_backward as forward_backward
 from scanline.model.training.forward_backward import ForwardBackward
 from tests.conftest import assert_close
 from tests.model.decoders.fixtures import GREY, KINDS, network_for
-from tests.triton.fixtures import INTERPRETED, anywhere, gpu
+from tests.triton.fixtures import INTERPRETED, gpu, interpreter_and_gpu
 
 NETWORKS = KINDS | {
     "relu": replace(GREY, activation="relu"),
@@ -38,7 +38,9 @@ def batch(config: ModelConfig, seed: int) -> tuple[Tensor, Tensor | None]:
     return canvas, labels
 
 
-def learnt(passes: ForwardBackward, network: LinearTransformer, *batch: Any) -> list[Tensor]:
+def loss_and_gradients(
+    passes: ForwardBackward, network: LinearTransformer, *batch: Any
+) -> list[Tensor]:
     network.zero_grad()
     bits = passes(*batch)
     gradients = [p.grad.clone() for p in network.parameters() if p.grad is not None]
@@ -46,35 +48,36 @@ def learnt(passes: ForwardBackward, network: LinearTransformer, *batch: Any) -> 
     return [bits.clone(), *gradients]
 
 
-class TestRecorded:
+class TestCapturedGraph:
     pytestmark = gpu
 
     @pytest.mark.parametrize("bf16", [False, True])
     @pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS.keys())
-    def test_a_graph_gives_what_its_kernels_give(self, config: ModelConfig, bf16: bool) -> None:
-        """Of other images than those it was recorded with, after a step of the weights."""
+    def test_graph_equals_eager_execution(self, config: ModelConfig, bf16: bool) -> None:
+        """Also for other images than those of the capture, and after a weight update."""
         network = network_for(config).cuda()
         passes, plain = ForwardBackward(network, bf16=bf16), ForwardBackward(network, bf16=bf16)
         plain._use_graph = False
         for seed in range(3):
             canvas, labels = batch(config, seed)
-            given = canvas.cuda(), None if labels is None else labels.cuda()
-            mine, theirs = learnt(passes, network, *given), learnt(plain, network, *given)
-            for one, other in zip(mine, theirs, strict=True):
+            data = canvas.cuda(), None if labels is None else labels.cuda()
+            actual = loss_and_gradients(passes, network, *data)
+            expected = loss_and_gradients(plain, network, *data)
+            for one, other in zip(actual, expected, strict=True):
                 scale = other.abs().max().clamp(min=1e-6)
                 assert_close(one / scale, other / scale, torch.float32)
             with torch.no_grad():
-                for parameter, gradient in zip(network.parameters(), mine[1:], strict=True):
+                for parameter, gradient in zip(network.parameters(), actual[1:], strict=True):
                     parameter.sub_(1e-3 * gradient)
         assert passes._graph is not None
 
 
-def test_where_no_graph_can_be_made_it_is_said_and_training_goes_on(
+def test_failed_capture_is_logged_and_training_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the gradients of the batch alone, though the attempt left some behind."""
+    """The gradients must not include those of the failed attempt."""
 
-    def refused(run: Any, network: LinearTransformer, stream: Any, *batch: Any) -> None:
+    def fail(run: Any, network: LinearTransformer, stream: Any, *batch: Any) -> None:
         run(*batch)
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -84,7 +87,7 @@ def test_where_no_graph_can_be_made_it_is_said_and_training_goes_on(
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", nothing)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    monkeypatch.setattr(forward_backward, "_capture_graph", refused)
+    monkeypatch.setattr(forward_backward, "_capture_graph", fail)
     config = KINDS["grey"]
     network = network_for(config)
     passes, plain = ForwardBackward(network, bf16=False), ForwardBackward(network, bf16=False)
@@ -92,45 +95,46 @@ def test_where_no_graph_can_be_made_it_is_said_and_training_goes_on(
     network.zero_grad()
     with caplog.at_level(logging.WARNING, "scanline.training"):
         for _ in range(2):
-            mine = learnt(passes, network, *batch(config, 0))
-    (said,) = (record.message for record in caplog.records)
-    assert said.startswith("the CUDA graph could not be captured: training continues without it")
-    assert said.endswith(": operation not permitted when stream is capturing")
-    for one, other in zip(mine, learnt(plain, network, *batch(config, 0)), strict=True):
+            actual = loss_and_gradients(passes, network, *batch(config, 0))
+    (message,) = (record.message for record in caplog.records)
+    assert message.startswith("the CUDA graph could not be captured: training continues without it")
+    assert message.endswith(": operation not permitted when stream is capturing")
+    expected = loss_and_gradients(plain, network, *batch(config, 0))
+    for one, other in zip(actual, expected, strict=True):
         assert torch.equal(one, other)
 
 
-def test_a_graph_refuses_batches_of_another_shape() -> None:
+def test_graph_rejects_other_batch_shapes() -> None:
     canvas, labels = batch(KINDS["grey"], 0)
     assert labels is not None
     graph: Any = SimpleNamespace(replay=lambda: None)
-    recording = forward_backward._CapturedGraph(graph, canvas, labels, torch.zeros(()), [])
-    recording.run(canvas, labels)
+    captured = forward_backward._CapturedGraph(graph, canvas, labels, torch.zeros(()), [])
+    captured.run(canvas, labels)
     for other in ((canvas[:1], labels[:1]), (canvas, None)):
         with pytest.raises(ValueError, match=r"captured for images \[3, 20, 1\]"):
-            recording.run(*other)
+            captured.run(*other)
 
 
-@anywhere
+@interpreter_and_gpu
 @pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS.keys())
-def test_networks_learn_the_same_with_the_kernels(
+def test_gradients_with_and_without_the_kernels_agree(
     config: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chosen as on a device, run in the interpreter if need be."""
-    place = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+    device = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
     config = replace(config, height=3, width=3)
-    network = network_for(config).to(place)
-    canvas, labels = (None if one is None else one.to(place) for one in batch(config, 0))
+    network = network_for(config).to(device)
+    canvas, labels = (None if one is None else one.to(device) for one in batch(config, 0))
     assert canvas is not None
     results = []
     with native.disabled():
-        for there in (False, True):
-            monkeypatch.setattr(residual, "triton_available", lambda _, there=there: there)
+        for available in (False, True):
+            monkeypatch.setattr(
+                residual, "triton_available", lambda _, available=available: available
+            )
             network.zero_grad()
             bits = ForwardBackward(network, bf16=False)._run(canvas, labels)
             results.append([bits, *(p.grad for p in network.parameters() if p.grad is not None)])
-    most = max(
-        float(one.abs().max()) for one in results[0][1:]
-    )  # some gradients are rounding alone
+    # A common scale, because some gradients are rounding errors only.
+    scale = max(float(one.abs().max()) for one in results[0][1:])
     for one, other in zip(*results, strict=True):
-        assert_close(other / most, one / most, torch.float32)
+        assert_close(other / scale, one / scale, torch.float32)

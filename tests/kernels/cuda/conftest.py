@@ -1,4 +1,4 @@
-"""These tests need Triton's package, whose sizes and memory the kernel shares, and a compiler."""
+"""Collection of the CUDA kernel tests, which need the Triton package and a C++ compiler."""
 
 from __future__ import annotations
 

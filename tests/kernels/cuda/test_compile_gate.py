@@ -1,4 +1,4 @@
-"""The compile gate: what it passes is what is launched, and what it must not pass fails."""
+"""Tests of the compile gate: its variants are the launched ones, and its checks fail correctly."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VARIANTS = {variant.name: variant for variant in triton_attention.variants(90)}
 SMALL = VARIANTS["attention_backward_kernel/fp32/16"]
 
 
-def of_triton(arch: int) -> list[KernelVariant]:
+def triton_variants(arch: int) -> list[KernelVariant]:
     return [variant for variant in all_variants(arch) if isinstance(variant, KernelVariant)]
 
 
@@ -49,11 +49,11 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_variant_of_every_kernel_compiles() -> None:
-    """``make gate`` compiles all variants, which takes minutes: here is one of every kernel.
+    """One variant of every kernel; ``make gate`` compiles all, which takes minutes.
 
-    Those on tensor cores, which each generation has of its own, for all of them.
+    Kernels with tensor core instructions are compiled for all architectures.
     """
-    cores = "attention_.*/bf16/32/packed|mnist-paper/bf16/0.(qkv|out)"
+    tensor_core = "attention_.*/bf16/32/packed|mnist-paper/bf16/0.(qkv|out)"
     others = "mnist-paper/bf16/(embed|0.state|norm|sample)|mnist/bf16/0.conv1"
     command = [
         sys.executable,
@@ -62,29 +62,29 @@ def test_one_variant_of_every_kernel_compiles() -> None:
         "--arch",
         "80,90,100",
         "--match",
-        f"({cores}) sm_|({others}|fused_decode/mnist-paper/(16 x 8|1 x 80)) sm_90$",
+        f"({tensor_core}) sm_|({others}|fused_decode/mnist-paper/(16 x 8|1 x 80)) sm_90$",
     ]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
     everything = [*VARIANTS.values(), *triton_decode.variants()]
     for kernel in {variant.kernel.__name__ for variant in everything}:
-        on_cores = kernel in (
+        uses_tensor_cores = kernel in (
             "forward_kernel", "backward_kernel", "project_kernel", "residual_kernel"
         )  # fmt: skip
-        for arch in (80, 90, 100) if on_cores else (90,):
+        for arch in (80, 90, 100) if uses_tensor_cores else (90,):
             row = rf"^(attention_)?{kernel}/.* {arch} +\d+ +\d+ +0 +\d+\.\d$"
-            assert re.search(row, ran.stdout, re.M), (kernel, arch)
+            assert re.search(row, result.stdout, re.M), (kernel, arch)
     for rows in ("16 x 8", "1 x 80"):
-        assert re.search(rf"^fused_decode/mnist-paper/{rows} +90 +\d+ +\d+ ", ran.stdout, re.M), (
-            rows
-        )
+        assert re.search(
+            rf"^fused_decode/mnist-paper/{rows} +90 +\d+ +\d+ ", result.stdout, re.M
+        ), rows
     verdict = r"\d+ of \d+ variants for sm_80, sm_90, sm_100, .*: all passed"
-    assert re.search(verdict, ran.stdout)
+    assert re.search(verdict, result.stdout)
 
 
-def test_names_are_unique() -> None:
-    everything = all_variants(90)
-    assert len({variant.name for variant in everything}) == len(everything)
+def test_variant_names_are_unique() -> None:
+    variants = all_variants(90)
+    assert len({variant.name for variant in variants}) == len(variants)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_names_are_unique() -> None:
         (torch.float16, 32, True),
     ],
 )  # fmt: skip
-def test_what_is_launched_is_what_the_gate_compiles(
+def test_launches_equal_the_variants(
     dtype: torch.dtype, size: int, elu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Types, alignment, constants and options of every launch, as Triton would read them."""
+    """Compares types, alignment, constants and options as Triton specialises them."""
     kind = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     expected = {
         variant.name: variant
@@ -110,7 +110,7 @@ def test_what_is_launched_is_what_the_gate_compiles(
     launched: dict[str, KernelVariant] = {}
 
     class Kernel:
-        """Stands for a kernel: reads its arguments as Triton's launcher does."""
+        """Stand-in for a kernel that specialises its arguments as Triton's launcher does."""
 
         def __init__(self, real: Any) -> None:
             self.real, self.arg_names = real, real.arg_names
@@ -124,8 +124,10 @@ def test_what_is_launched_is_what_the_gate_compiles(
             launch = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg")}
             constants, types = dict(options), {}
             for name, value in zip(names, values, strict=False):
-                special = name not in ("T", "H")  # do_not_specialize
-                found, key = native_specialize_impl(BaseBackend, value, False, special, special)
+                specialize = name not in ("T", "H")  # do_not_specialize
+                found, key = native_specialize_impl(
+                    BaseBackend, value, False, specialize, specialize
+                )
                 if found == "constexpr":
                     constants[name] = value
                 else:
@@ -137,13 +139,13 @@ def test_what_is_launched_is_what_the_gate_compiles(
 
     for kernel in {variant.kernel for variant in VARIANTS.values()}:
         monkeypatch.setattr(triton_attention, kernel.__name__, Kernel(kernel))
-    # Three heads of 20: no stride of theirs is a multiple of 16.
+    # With three heads of 20 no stride is a multiple of 16.
     shape = (2, 33, 3, size)
     q, k, v = (elu_feature_map(torch.randn(shape)).to(dtype).requires_grad_() for _ in range(3))
     feature_map: Literal["elu"] | None = "elu" if elu else None
     o, _ = triton_attention.triton_linear_attention(q, k, v, None, 1e-6, feature_map)
     o.float().sum().backward()  # type: ignore[no-untyped-call]
-    if size % 16 == 0:  # else whether k and v begin at a multiple depends on how many heads
+    if size % 16 == 0:  # otherwise the alignment of k and v depends on the number of heads
         qkv = torch.stack((q, k, v), 2).detach().requires_grad_()
         o = triton_attention.triton_packed_attention(qkv, feature_map)
         o.float().sum().backward()  # type: ignore[no-untyped-call]
@@ -151,7 +153,7 @@ def test_what_is_launched_is_what_the_gate_compiles(
     assert launched == expected
 
 
-def test_a_spill_fails() -> None:
+def test_register_spill_fails() -> None:
     narrow = replace(VARIANTS["attention_forward_kernel/fp32/64"], num_warps=1)
     usage = compile_variant(narrow, 90)
     assert usage.stack > 0
@@ -164,8 +166,8 @@ def test_too_much_shared_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "shared memory" in str(compile_variant(SMALL, 80).error)
 
 
-def test_a_kernel_that_does_not_wait_first_fails() -> None:
-    (embed,) = (v for v in of_triton(90) if v.name == "embed_kernel/mnist-paper/bf16/embed")
+def test_waits_first_detects_early_accesses() -> None:
+    (embed,) = (v for v in triton_variants(90) if v.name == "embed_kernel/mnist-paper/bf16/embed")
     assert embed.constants["OVERLAP"]
     ptx = triton.compile(to_ast_source(embed), target=GPUTarget("cuda", 90, 32)).asm["ptx"]
     assert waits_first(ptx)
@@ -173,10 +175,10 @@ def test_a_kernel_that_does_not_wait_first_fails() -> None:
     assert not waits_first(ptx.replace("griddepcontrol.wait", "nop"))
     load = "ld.global.b32 %r1, [%rd1];\n"
     assert not waits_first(load + ptx)
-    assert not any(v.constants.get("OVERLAP") for v in of_triton(80))
+    assert not any(v.constants.get("OVERLAP") for v in triton_variants(80))
 
 
-def test_a_variant_that_does_not_fit_its_kernel_fails() -> None:
+def test_variant_with_wrong_arguments_raises() -> None:
     constants = {name: value for name, value in SMALL.constants.items() if name != "PRECISION"}
     with pytest.raises(ValueError, match="PRECISION"):
         to_ast_source(replace(SMALL, constants=constants))
@@ -184,7 +186,9 @@ def test_a_variant_that_does_not_fit_its_kernel_fails() -> None:
         to_ast_source(replace(SMALL, signature=SMALL.signature | {"K": "i32"}))
 
 
-def test_cuda_c_that_takes_too_much_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_source_with_too_much_stack_or_shared_memory_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (one,) = (v for v in all_variants(90) if v.name == "fused_decode/mnist-paper/16 x 8")
     assert isinstance(one, CudaSource)
     usage = compile_variant(one, 90)
@@ -196,23 +200,23 @@ def test_cuda_c_that_takes_too_much_fails(monkeypatch: pytest.MonkeyPatch) -> No
         compile_variant(replace(one, text="#error no kernel"), 90)
 
 
-def test_one_failure_does_not_end_the_others() -> None:
-    broken = replace(SMALL, constants=SMALL.constants | {"BT": 33})  # no power of two
-    ended = {
+def test_compile_all_continues_after_a_failure() -> None:
+    broken = replace(SMALL, constants=SMALL.constants | {"BT": 33})  # not a power of two
+    usages = {
         id(variant): usage
         for variant, _, usage, _ in compile_all([(broken, 90), (SMALL, 90)], 60, 2)
     }
-    assert ended[id(SMALL)].error is None
-    assert ended[id(SMALL)].registers > 0
-    assert "power of 2" in str(ended[id(broken)].error)
+    assert usages[id(SMALL)].error is None
+    assert usages[id(SMALL)].registers > 0
+    assert "power of 2" in str(usages[id(broken)].error)
 
 
-def test_what_takes_too_long_is_killed() -> None:
+def test_compilation_timeout() -> None:
     ((_, _, usage, _),) = compile_all([(SMALL, 90)], 0.0, 1)
     assert usage.error == "takes longer than 0 s"
 
 
-def test_nothing_to_compile_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_matching_variant_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["--match", "no such kernel"])
     assert exit_.value.code == 2

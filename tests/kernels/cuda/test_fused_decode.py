@@ -1,7 +1,6 @@
-"""All layers as one CUDA kernel, on a CPU: it draws what the network's definition does.
+"""Tests of the fused decode kernel in the CPU emulator, and of its launcher.
 
-How fast it is, and that a device does what the emulation does, only a device shows
-(``tests/kernels/cuda/test_fused_decode_on_gpu.py``).
+The tests on a GPU are in ``test_fused_decode_on_gpu.py``.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from tests.emulator.emulator import build, draw
 
 
 def small(preset: str, **fields: Any) -> ModelConfig:
-    """Give a preset of few pixels and features, changed by ``fields``."""
+    """Return a preset with few pixels and features, and other changes."""
     sizes = {"height": 2, "width": 3, "n_layers": 2, "d_ff": 128, "d_model": 128, "n_heads": 4}
     return replace(PRESETS[preset], **sizes | fields)
 
@@ -60,27 +59,30 @@ CONFIGS = {
     "rgb, linear": small("cifar10", height=1),
     "rgb, categorical": small("cifar10", height=1, encoding="table", head="categorical"),
 }
-RARE = "given", "rgb, categorical"  # each of whose parts another has
-ALONE = LaunchConfig(cluster=1, rows=8, warps=4, head_groups=2)
-TWO = LaunchConfig(cluster=1, rows=16, warps=8, head_groups=1, states_per_warp=2)
-FOUR = LaunchConfig(cluster=4, rows=8, warps=6)
-SHARED = LaunchConfig(cluster=8, rows=8, warps=8, stage_weights=True)
-ROOM = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # shared memory of a block
-MANY = LaunchConfig(cluster=1, rows=48, warps=4, head_groups=2, states_per_warp=3)
+RARE = "given", "rgb, categorical"  # combinations of options that other configs cover
+ONE_BLOCK = LaunchConfig(cluster=1, rows=8, warps=4, head_groups=2)
+TWO_STATES = LaunchConfig(cluster=1, rows=16, warps=8, head_groups=1, states_per_warp=2)
+FOUR_BLOCKS = LaunchConfig(cluster=4, rows=8, warps=6)
+STAGED = LaunchConfig(cluster=8, rows=8, warps=8, stage_weights=True)
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # per block
+MANY_ROWS = LaunchConfig(cluster=1, rows=48, warps=4, head_groups=2, states_per_warp=3)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
+    return tmp_path_factory.mktemp("emulator")
 
 
 def images(config: ModelConfig) -> tuple[ReferenceDecoder, list[int]]:
-    """Give the definition of some images, and their rows: a pair, and one of each other kind."""
+    """Return a reference decoder with five images, and the slots of the kernel's rows.
+
+    One image is guided, so that its twin follows it; the others have other sampling options.
+    """
     network = random_network(config)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.copy_(parameter.bfloat16().float())
-        if config.head == "logistic_mixture":  # broad ones: of narrow ones bf16 loses the place
+        if config.head == "logistic_mixture":  # broad distributions, for which bf16 is exact enough
             for parameter in network.head.predictor.parameters():
                 parameter.mul_(0.25)
     decoder = ReferenceDecoder(network.float().eval(), 6)
@@ -107,15 +109,17 @@ def images(config: ModelConfig) -> tuple[ReferenceDecoder, list[int]]:
         for name, config in CONFIGS.items()
     ],
 )
-def test_it_draws_what_the_definition_draws(config: ModelConfig, folder: Path) -> None:
-    """To the roundings of bf16, and to the same bytes however rows are shared out."""
+def test_agrees_with_the_reference(config: ModelConfig, folder: Path) -> None:
+    """Up to bf16 rounding, and with the same bytes in all launch configurations."""
     reference, rows = images(config)
-    shown = [row for row in rows if row != 5]
-    launch_configs = (ALONE, FOUR, SHARED) if config.n_layers > 1 else (TWO, FOUR)
+    images_only = [row for row in rows if row != 5]  # without the twin
+    launch_configs = (
+        (ONE_BLOCK, FOUR_BLOCKS, STAGED) if config.n_layers > 1 else (TWO_STATES, FOUR_BLOCKS)
+    )
     T = config.pixels
     drawn = [
-        draw(reference.model, way, reference.inputs, rows, folder, calls)
-        for way, calls in zip(launch_configs, ([T], [1, T - 1], [T, 1]), strict=False)
+        draw(reference.model, launch_config, reference.inputs, rows, folder, calls)
+        for launch_config, calls in zip(launch_configs, ([T], [1, T - 1], [T, 1]), strict=False)
     ]
     one = drawn[0]
     for other in drawn[1:]:
@@ -123,32 +127,40 @@ def test_it_draws_what_the_definition_draws(config: ModelConfig, folder: Path) -
         assert one.bits[rows].tobytes() == other.bits[rows].tobytes()
         assert torch.equal(one.kv, other.kv)
         assert torch.equal(one.z, other.z)
-    labels, canvas = torch.from_numpy(reference.inputs.label[shown]).long(), one.canvas[shown]
+    labels, canvas = (
+        torch.from_numpy(reference.inputs.label[images_only]).long(),
+        one.canvas[images_only],
+    )
     with torch.no_grad():
         pixels = torch.from_numpy(canvas)
         exact = reference.model.bits_from(reference.model(pixels, labels), pixels)
-        states, _ = reference.model.prefill(pixels, torch.full((len(shown),), T), labels)
+        states, _ = reference.model.prefill(pixels, torch.full((len(images_only),), T), labels)
     torch.testing.assert_close(
-        torch.from_numpy(one.bits[shown]), exact.reshape(len(shown), T), rtol=0.03, atol=0.06
+        torch.from_numpy(one.bits[images_only]),
+        exact.reshape(len(images_only), T),
+        rtol=0.03,
+        atol=0.06,
     )
     s = decode_config_for(config)
     steps = T * s.steps_per_pixel - s.first_step
-    for i in range(steps % s.write_interval):  # what waits beside the sums
+    for i in range(steps % s.write_interval):  # add the pending entries
         key, value = one.pending[..., i, :, :].float().unbind(-2)
         one.z.add_(key)
         one.kv.add_(key.unsqueeze(-1) * value.unsqueeze(-2))
     for name, found in (("kv", one.kv), ("z", one.z)):
         sums = torch.stack([state[f"attention.{name}"] for state in states])
-        assert (found[:, shown] - sums).norm() < 0.03 * sums.norm()
-    reference.step(np.array(shown), T)
-    away = canvas.astype(int) - reference.canvas[shown].reshape(canvas.shape)
-    assert (np.abs(away) <= 8).mean() > 0.75
+        assert (found[:, images_only] - sums).norm() < 0.03 * sums.norm()
+    reference.step(np.array(images_only), T)
+    difference = canvas.astype(int) - reference.canvas[images_only].reshape(canvas.shape)
+    assert (np.abs(difference) <= 8).mean() > 0.75
     assert one.positions[rows].tolist() == [T] * len(rows)
 
 
-@pytest.mark.parametrize("way", [SHARED, pytest.param(ALONE, marks=pytest.mark.broad)], ids=str)
-def test_intensities_keep_more_bits_than_bf16_has(way: LaunchConfig, folder: Path) -> None:
-    """Added to all weights of an output, a number adds up to nothing, as a norm's outputs do."""
+@pytest.mark.parametrize(
+    "launch_config", [STAGED, pytest.param(ONE_BLOCK, marks=pytest.mark.broad)], ids=str
+)
+def test_linear_encoding_is_more_exact_than_bf16(launch_config: LaunchConfig, folder: Path) -> None:
+    """A constant added to all weights must cancel, because normalised inputs sum to zero."""
     config = CONFIGS["rgb, linear"]
     network = random_network(config).float().eval()
     weights = dict(network.named_parameters())
@@ -157,7 +169,7 @@ def test_intensities_keep_more_bits_than_bf16_has(way: LaunchConfig, folder: Pat
             weights[f"{norm}.weight"].fill_(1.0)
             weights[f"{norm}.bias"].zero_()
         taps = weights["blocks.0.conv2.weight"].zero_()
-        taps[0] = 1.0  # of the step itself
+        taps[0] = 1.0  # the tap at the step itself
         weights["head.predictor.weight"].mul_(0.25)
         for matrix in ("blocks.0.linear1.weight", "head.predictor.weight"):
             weights[matrix].add_(8.0)
@@ -168,16 +180,18 @@ def test_intensities_keep_more_bits_than_bf16_has(way: LaunchConfig, folder: Pat
     with torch.no_grad():
         exact = network.bits_from(network(pixels, torch.full((6,), -1)), pixels)
     bits, s = exact.reshape(6, -1).numpy(), decode_config_for(config)
-    kept, lost = (
-        np.abs(draw(network, way, inputs, range(6), folder, [config.pixels], of).bits - bits)
-        for of in (s, replace(s, linear_encoding=False))
+    split_error, bf16_error = (
+        np.abs(
+            draw(network, launch_config, inputs, range(6), folder, [config.pixels], x).bits - bits
+        )
+        for x in (s, replace(s, linear_encoding=False))
     )
-    assert kept.mean() < 0.1 * lost.mean()
+    assert split_error.mean() < 0.1 * bf16_error.mean()
 
 
 @pytest.mark.parametrize("name", ["grey", pytest.param("paper", marks=pytest.mark.broad)])
-def test_many_rows_are_drawn_as_few_are(name: str, folder: Path) -> None:
-    """More than a warp has room for at a time, in two blocks."""
+def test_many_rows_draw_the_same_bytes_as_few(name: str, folder: Path) -> None:
+    """More rows than a warp processes at a time, in two blocks."""
     config, count = CONFIGS[name], 60
     network = random_network(config).float().eval()
     inputs, rng = InputBatch.empty(config, count), np.random.default_rng(2)
@@ -187,28 +201,30 @@ def test_many_rows_are_drawn_as_few_are(name: str, folder: Path) -> None:
     if config.classes:
         inputs.label[:] = np.arange(count) % len(config.classes)
     rows = rng.permutation(count).tolist()
-    many = draw(network, MANY, inputs, rows, folder, [2, config.pixels - 2])
+    many = draw(network, MANY_ROWS, inputs, rows, folder, [2, config.pixels - 2])
     some = rows[:3] + rows[-4:]
-    few = draw(network, SHARED, inputs, some, folder, [config.pixels])
+    few = draw(network, STAGED, inputs, some, folder, [config.pixels])
     assert many.canvas[some].tobytes() == few.canvas[some].tobytes()
     assert many.bits[some].tobytes() == few.bits[some].tobytes()
     assert torch.equal(many.kv[:, some], few.kv[:, some])
     assert many.bits.all(axis=1).all()
 
 
-def test_rows_without_an_image_are_left_alone(folder: Path) -> None:
-    """Between others, at the end, and through already: all their memory stays as it was."""
+def test_rows_without_active_image_are_not_modified(folder: Path) -> None:
+    """Empty rows between others and at the end, and finished images."""
     config = CONFIGS["grey"]
     reference, _ = images(config)
-    some = draw(reference.model, FOUR, reference.inputs, [-1, 2, -1, 0], folder, [config.pixels, 2])
-    alone = draw(reference.model, FOUR, reference.inputs, [0], folder, [config.pixels])
+    some = draw(
+        reference.model, FOUR_BLOCKS, reference.inputs, [-1, 2, -1, 0], folder, [config.pixels, 2]
+    )
+    alone = draw(reference.model, FOUR_BLOCKS, reference.inputs, [0], folder, [config.pixels])
     assert some.canvas[0].tobytes() == alone.canvas[0].tobytes()
     assert some.positions.tolist() == [config.pixels, 0, config.pixels, 0, 0, 0]
     assert not some.kv[:, [1, 3, 4, 5]].any()
 
 
-def test_fragments_are_in_the_order_of_tensor_cores() -> None:
-    """Of lane 4 g + t, as the PTX ISA has the first operand of mma.m16n8k16."""
+def test_mma_fragments() -> None:
+    """The elements of lane 4 g + t, as in the PTX ISA for operand A of mma.m16n8k16."""
     weight = torch.arange(32 * 48).view(32, 48)
     parts = mma_fragments(weight)
     assert parts.shape == (2, 3, 32, 8)
@@ -218,27 +234,27 @@ def test_fragments_are_in_the_order_of_tensor_cores() -> None:
     assert torch.equal(parts[1, 2, 4 * g + t], weight[expected])
 
 
-@pytest.mark.parametrize("way", LAUNCH_CONFIGS, ids=str)
-def test_memory_is_counted_as_the_kernel_lays_it_out(way: LaunchConfig) -> None:
-    """By the preprocessor alone: nothing is compiled."""
+@pytest.mark.parametrize("launch_config", LAUNCH_CONFIGS, ids=str)
+def test_shared_bytes_equal_the_layout(launch_config: LaunchConfig) -> None:
+    """The layout is evaluated by a static assertion; no code is generated."""
     found = 0
     for name in ("mnist-paper", "mnist", "cifar10", "categorical RGB"):
         s = COMPILED[name]
-        if not way.fits(s):
+        if not launch_config.fits(s):
             continue
         text = "#include <cstdio>\nusing u16=unsigned short; using u64=unsigned long long;\n"
         text += "struct uint4 {}; float expf(float); float erff(float); float fmaxf(float, float);"
         text += "float fminf(float, float); using u32=unsigned; float float_of(u32);\n"
         text += "#define DEVICE inline\n"
-        words = [f"-D{key}={literal(value)}" for key, value in defines(s, way).items()]
+        options = [f"-D{key}={literal(value)}" for key, value in defines(s, launch_config).items()]
         header = Path(source.__code__.co_filename).with_name("layout.h").read_text()
-        text += header + f"\nstatic_assert(SHARED_BYTES == {shared_bytes(s, way)});\n"
+        text += header + f"\nstatic_assert(SHARED_BYTES == {shared_bytes(s, launch_config)});\n"
         compiler = shutil.which("g++") or pytest.skip("needs g++")
-        run = subprocess.run(
-            [compiler, "-std=c++20", "-fsyntax-only", "-x", "c++", *words, "-"],
+        result = subprocess.run(
+            [compiler, "-std=c++20", "-fsyntax-only", "-x", "c++", *options, "-"],
             input=text, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert run.returncode == 0, run.stderr
+        assert result.returncode == 0, result.stderr
         found += 1
     assert found
 
@@ -250,83 +266,85 @@ def test_memory_is_counted_as_the_kernel_lays_it_out(way: LaunchConfig) -> None:
         ({"d_model": 96, "heads": 3}, "multiples of 128"), ({"linear_encoding": True}, None),
     ],
 )  # fmt: skip
-def test_which_networks_it_takes(changes: dict[str, Any], reason: str | None) -> None:
-    found = unsupported_reason(replace(COMPILED["mnist"], **changes))
-    assert (reason in found) if found and reason else (found is reason)
+def test_unsupported_reason(changes: dict[str, Any], reason: str | None) -> None:
+    actual = unsupported_reason(replace(COMPILED["mnist"], **changes))
+    assert (reason in actual) if actual and reason else (actual is reason)
 
 
-def test_every_preset_that_it_takes_has_a_way_for_few_and_for_many() -> None:
-    taken = [name for name, s in COMPILED.items() if unsupported_reason(s) is None]
-    assert {"mnist-paper", "cifar10-paper", "mnist", "cifar10"} <= {*taken}
-    for name in taken:
+def test_every_preset_has_configs_for_few_and_many_rows() -> None:
+    supported = [name for name, s in COMPILED.items() if unsupported_reason(s) is None]
+    assert {"mnist-paper", "cifar10-paper", "mnist", "cifar10"} <= {*supported}
+    for name in supported:
         launch_configs = supported_configs(
-            COMPILED[name], LAUNCH_CONFIGS, capability=(9, 0), shared=ROOM[90]
+            COMPILED[name], LAUNCH_CONFIGS, capability=(9, 0), shared=SHARED_BYTES[90]
         )
         assert launch_configs[0].cluster > 1
         assert launch_configs[0].stage_weights
         assert launch_configs[-1].cluster == 1
         older = supported_configs(
-            COMPILED[name], LAUNCH_CONFIGS, capability=(8, 0), shared=ROOM[80]
+            COMPILED[name], LAUNCH_CONFIGS, capability=(8, 0), shared=SHARED_BYTES[80]
         )
         assert older
-        assert {way.cluster for way in older} == {1}
+        assert {config.cluster for config in older} == {1}
 
 
 @pytest.mark.parametrize(
-    ("rows", "at_once", "shares"),
+    ("rows", "max_clusters", "partition"),
     [(1, 7, (1, 2)), (7, 7, (4, 2)), (9, 4, (3, 4)), (60, 7, (8, 8)), (8, 1, (1, 8))],
 )
-def test_rows_are_shared_out_in_pairs(rows: int, at_once: int, shares: tuple[int, int]) -> None:
-    assert FOUR.partition(rows, at_once) == shares
+def test_partition_has_even_rows_per_cluster(
+    rows: int, max_clusters: int, partition: tuple[int, int]
+) -> None:
+    assert FOUR_BLOCKS.partition(rows, max_clusters) == partition
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("arch", [80, 90, 100])
-def test_it_compiles_in_every_way_for_devices_that_are_not_here(arch: int) -> None:
-    """With little of a thread in device memory; ``make gate`` does so for every network."""
+def test_all_launch_configs_compile(arch: int) -> None:
+    """``make gate`` compiles them for every network."""
     pytest.importorskip("triton")
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "scanline.kernels.cuda.compile_gate", "--arch", str(arch),
          "--match", "fused_decode/(mnist-paper|mnist|cifar10)/"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_what_does_not_compile_says_why() -> None:
+def test_compile_error_includes_the_log() -> None:
     pytest.importorskip("nvidia")
     with pytest.raises(CompileError, match=r"(?s)wrong\.cu does not compile: .*nonesuch"):
         compile_source("int one() { return nonesuch; }", "wrong.cu", {}, (9, 0))
 
 
-def test_code_is_compiled_once_and_kept(
+def test_compile_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("nvidia")
-    asked = 'extern "C" __global__ void one(int* to) { *to = VALUE; }', "one.cu"
+    source_and_name = 'extern "C" __global__ void one(int* to) { *to = VALUE; }', "one.cu"
     monkeypatch.setenv("SCANLINE_CACHE", str(tmp_path / "new"))
-    code = compile_cached(*asked, {"VALUE": 1}, (9, 0))
-    (kept,) = (tmp_path / "new").iterdir()
-    assert code == compile_source(*asked, {"VALUE": 1}, (9, 0))
-    assert compile_cached(*asked, {"VALUE": 2}, (9, 0)) != code
-    assert compile_cached(*asked, {"VALUE": 1}, (10, 0)) != code
+    code = compile_cached(*source_and_name, {"VALUE": 1}, (9, 0))
+    (cache_file,) = (tmp_path / "new").iterdir()
+    assert code == compile_source(*source_and_name, {"VALUE": 1}, (9, 0))
+    assert compile_cached(*source_and_name, {"VALUE": 2}, (9, 0)) != code
+    assert compile_cached(*source_and_name, {"VALUE": 1}, (10, 0)) != code
     with monkeypatch.context() as patch:
         patch.setattr(driver, "compile_source", None)
-        assert compile_cached(*asked, {"VALUE": 1}, (9, 0)) == code
-    for damaged in (b"", kept.read_bytes()[:-1]):
-        kept.write_bytes(damaged)
-        assert compile_cached(*asked, {"VALUE": 1}, (9, 0)) == code
-        assert kept.read_bytes().endswith(code)
+        assert compile_cached(*source_and_name, {"VALUE": 1}, (9, 0)) == code
+    for damaged in (b"", cache_file.read_bytes()[:-1]):
+        cache_file.write_bytes(damaged)
+        assert compile_cached(*source_and_name, {"VALUE": 1}, (9, 0)) == code
+        assert cache_file.read_bytes().endswith(code)
     assert not caplog.text
-    for place in (kept / "in a file", None):
+    for cache in (cache_file / "in a file", None):
         caplog.clear()
         with monkeypatch.context() as patch:
-            patch.setenv("SCANLINE_CACHE", str(place or ""))
-            if place is None:
+            patch.setenv("SCANLINE_CACHE", str(cache or ""))
+            if cache is None:
                 patch.delenv("XDG_CACHE_HOME", raising=False)
                 patch.setattr(Path, "home", no_home)
-            assert compile_cached(*asked, {"VALUE": 1}, (9, 0)) == code
-            assert compile_cached(*asked, {"VALUE": 1}, (9, 0)) == code
+            assert compile_cached(*source_and_name, {"VALUE": 1}, (9, 0)) == code
+            assert compile_cached(*source_and_name, {"VALUE": 1}, (9, 0)) == code
         assert caplog.text.count("set SCANLINE_CACHE to a writable folder to compile") == 1
 
 
@@ -334,72 +352,71 @@ def no_home() -> Path:
     raise RuntimeError("Could not determine home directory.")
 
 
-def test_where_there_is_no_compiler_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_nvrtc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
     monkeypatch.setattr(torch.version, "cuda", "99.0")
     with pytest.raises(CompileError, match=r"libnvrtc\.so\.99 not found: .*pip install"):
         compile_source("", "x.cu", {}, (9, 0))
 
 
-def test_builds_of_a_sort_are_told_apart(folder: Path) -> None:
+def test_emulator_builds_one_library_per_config(folder: Path) -> None:
     s = decode_config_for(CONFIGS["paper"])
-    assert build(s, ALONE, folder) is not build(s, FOUR, folder)
+    assert build(s, ONE_BLOCK, folder) is not build(s, FOUR_BLOCKS, folder)
 
 
-def test_parts_that_warps_are_too_few_for_do_not_wait_in_shared_memory() -> None:
+def test_staging_needs_a_warp_per_chunk() -> None:
     paper = COMPILED["mnist-paper"]
     assert LAUNCH_CONFIGS[0].stage_weights
     assert LAUNCH_CONFIGS[0].fits(paper)
     assert not LAUNCH_CONFIGS[0].fits(
         replace(paper, d_model=512, heads=16)
-    )  # 24 parts of q, k and v
+    )  # 24 chunks of q, k and v
     wide = replace(paper, d_model=384, heads=12, d_ff=1536)
-    assert {way.cluster for way in LAUNCH_CONFIGS if way.fits(wide)} == {
-        1
-    }  # 18 parts of o's product, or 36
+    # 18 or 36 chunks of the output product.
+    assert {x.cluster for x in LAUNCH_CONFIGS if x.fits(wide)} == {1}
 
 
-def test_a_way_that_a_device_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a MIG slice may, that has not as many multiprocessors side by side."""
-    s, started = COMPILED["mnist-paper"], list[tuple[int, int]]()
+def test_unsupported_launch_configs_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A MIG slice may be too small for large clusters."""
+    s, launched = COMPILED["mnist-paper"], list[tuple[int, int]]()
     memory = {name: torch.empty(0) for name in fused_decode._POINTERS}
 
-    class Refusing:
-        def __init__(self, cluster: int, most: int) -> None:
-            self.cluster, self.most = cluster, most
+    class FakeKernel:
+        def __init__(self, cluster: int, max_clusters: int) -> None:
+            self.cluster, self.max_clusters = cluster, max_clusters
 
         def max_active_clusters(self) -> int:
             if self.cluster > 8:
                 raise DriverError("cuOccupancyMaxActiveClusters: invalid cluster size (912)")
-            return self.most if self.cluster < 8 else 0
+            return self.max_clusters if self.cluster < 8 else 0
 
-        def launch(self, clusters: int, given: Any) -> None:
-            started.append((clusters * self.cluster, given.pixels))
+        def launch(self, clusters: int, arguments: Any) -> None:
+            launched.append((clusters * self.cluster, arguments.pixels))
 
     monkeypatch.setattr(
-        fused_decode, "kernel_memory", lambda *given: memory | {"positions": torch.empty(9)}
+        fused_decode, "kernel_memory", lambda *arguments: memory | {"positions": torch.empty(9)}
     )
-    monkeypatch.setattr(fused_decode, "compile_cached", lambda *given: b"")
+    monkeypatch.setattr(fused_decode, "compile_cached", lambda *arguments: b"")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    for most in (1, 0):
+    for max_clusters in (1, 0):
         monkeypatch.setattr(
             fused_decode,
             "load_kernel",
-            lambda *given, cluster, most=most, **more: Refusing(cluster, most),
+            lambda *arguments, cluster, max_clusters=max_clusters, **more: FakeKernel(
+                cluster, max_clusters
+            ),
         )
-        if most:
-            FusedDecode(s, {}, {}, capability=(9, 0), shared=ROOM[90]).run(3, 28)
+        if max_clusters:
+            FusedDecode(s, {}, {}, capability=(9, 0), shared=SHARED_BYTES[90]).run(3, 28)
         else:
             with pytest.raises(
                 DriverError, match=r"no launch configuration works .*: cuOcc.* cluster size"
             ):
-                FusedDecode(s, {}, {}, capability=(9, 0), shared=ROOM[90])
-    assert started == [(4, 28)]
+                FusedDecode(s, {}, {}, capability=(9, 0), shared=SHARED_BYTES[90])
+    assert launched == [(4, 28)]
 
 
-def test_a_device_without_room_for_rows_is_told() -> None:
+def test_too_little_shared_memory_raises() -> None:
     s = replace(COMPILED["mnist-paper"], layers=1)
     memory = allocate_weights(s, "cpu"), allocate(s, 1, "cpu")
     with pytest.raises(DriverError, match="the GPU's 1,000 bytes of shared memory per block"):

@@ -1,4 +1,4 @@
-"""All layers as one CUDA kernel, on a device: what the emulation cannot show."""
+"""Tests of the fused decode kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-TAKEN = [
+SUPPORTED = [
     name
     for name, config in PRESETS.items()
     if unsupported_reason(decode_config_for(config)) is None
 ]
-every_preset = pytest.mark.parametrize("name", TAKEN)
+every_preset = pytest.mark.parametrize("name", SUPPORTED)
 
 
 def network_for(name: str, height: int = 3) -> LinearTransformer:
     return random_network(replace(PRESETS[name], height=height, n_layers=3)).float().eval()
 
 
-def asked(network: LinearTransformer, count: int) -> InputBatch:
-    """Ask for images of every kind, each third one guided where there are classes."""
+def random_inputs(network: LinearTransformer, count: int) -> InputBatch:
+    """Return inputs with all sampling options; every third image is guided if there are classes."""
     config, rng = network.config, np.random.default_rng(count)
     inputs = InputBatch.empty(config, count)
     inputs.seed[:] = np.arange(count) + 5
@@ -60,38 +60,43 @@ def draw(decoder: TritonDecoder, inputs: InputBatch, calls: tuple[int, ...]) -> 
 
 
 @every_preset
-def test_it_is_taken_where_nothing_else_is_asked_for(name: str) -> None:
+def test_fused_kernel_is_the_default(name: str) -> None:
     network = network_for(name)
     assert TritonDecoder(network, 1).variant.endswith(" fused")
-    others: list[dict[str, Any]] = [{"fused": False}, {"graphs": False}, {"write_interval": 2}]
-    for options in others:
+    triton_options: list[dict[str, Any]] = [
+        {"fused": False},
+        {"graphs": False},
+        {"write_interval": 2},
+    ]
+    for options in triton_options:
         assert not TritonDecoder(network, 1, **options).variant.endswith(" fused")
 
 
 @every_preset
-def test_it_agrees_with_the_reference(name: str) -> None:
+def test_agrees_with_the_reference(name: str) -> None:
     torch.manual_seed(0)
     bench.check_decoder(LinearTransformer(PRESETS[name]).eval(), partial(TritonDecoder, fused=True))
 
 
 @every_preset
-def test_bytes_are_the_same_however_rows_are_shared_out(name: str) -> None:
+def test_all_launch_configs_draw_the_same_bytes(name: str) -> None:
     network = network_for(name)
-    T, inputs = network.config.pixels, asked(network, 30)
-    launch_configs = [way for way in LAUNCH_CONFIGS if way.fits(decode_config_for(network.config))]
+    T, inputs = network.config.pixels, random_inputs(network, 30)
+    config = decode_config_for(network.config)
+    launch_configs = [x for x in LAUNCH_CONFIGS if x.fits(config)]
     drawn = [
-        draw(TritonDecoder(network, 40, launch_configs=[way]), inputs, calls)
-        for way, calls in zip(launch_configs, [(T,), (1, T), (5, 1, T)] * 4, strict=False)
+        draw(TritonDecoder(network, 40, launch_configs=[launch_config]), inputs, calls)
+        for launch_config, calls in zip(launch_configs, [(T,), (1, T), (5, 1, T)] * 4, strict=False)
     ]
     assert all(other == drawn[0] for other in drawn[1:])
 
 
 @every_preset
-def test_an_image_is_the_same_alone_and_among_thousands(name: str) -> None:
+def test_same_bytes_alone_and_among_thousands(name: str) -> None:
     network = network_for(name, height=1)
-    T, inputs = network.config.pixels, asked(network, 8_500)
+    T, inputs = network.config.pixels, random_inputs(network, 8_500)
     many = draw(TritonDecoder(network, 12_000), inputs, (T,))
-    inputs = asked(network, 8_500)
+    inputs = random_inputs(network, 8_500)
     for i in (0, 1, 2, 4_321, 8_499):
         one = InputBatch(
             **{field.name: getattr(inputs, field.name)[[i]] for field in fields(InputBatch)}
@@ -101,27 +106,27 @@ def test_an_image_is_the_same_alone_and_among_thousands(name: str) -> None:
 
 
 @every_preset
-def test_it_sees_nearly_what_triton_s_kernels_do(name: str) -> None:
-    """Of other roundings, from the same values: what is drawn apart once goes on apart."""
+def test_close_to_the_triton_kernels(name: str) -> None:
+    """Rounding differs. Once an image differs in a value, the rest is not comparable."""
     network = network_for(name)
-    if network.config.head == "logistic_mixture":  # of narrow ones bf16 loses the place
+    if network.config.head == "logistic_mixture":  # broad ones, for which bf16 is exact enough
         with torch.no_grad():
             for parameter in network.head.predictor.parameters():
                 parameter.mul_(0.25)
-    inputs, T = asked(network, 8), network.config.pixels
+    inputs, T = random_inputs(network, 8), network.config.pixels
     inputs.known[:, 1:] = True
-    fused, apart = (TritonDecoder(network, 12, fused=fused) for fused in (True, False))
-    for decoder in (fused, apart):
+    fused, unfused = (TritonDecoder(network, 12, fused=fused) for fused in (True, False))
+    for decoder in (fused, unfused):
         draw(decoder, inputs, (T,))
-    alike = (fused.canvas[:8, 0] == apart.canvas[:8, 0]).reshape(8, -1).all(1)
-    assert alike.sum() >= 4
-    np.testing.assert_allclose(fused.bits[:8][alike], apart.bits[:8][alike], rtol=0.03, atol=0.06)
-    for one, other in ((fused.kv, apart.kv), (fused.z, apart.z)):
-        away = np.linalg.norm(one[:8][alike] - other[:8][alike])
-        assert away <= 0.02 * np.linalg.norm(other[:8][alike])
+    same = (fused.canvas[:8, 0] == unfused.canvas[:8, 0]).reshape(8, -1).all(1)
+    assert same.sum() >= 4
+    np.testing.assert_allclose(fused.bits[:8][same], unfused.bits[:8][same], rtol=0.03, atol=0.06)
+    for one, other in ((fused.kv, unfused.kv), (fused.z, unfused.z)):
+        error = np.linalg.norm(one[:8][same] - other[:8][same])
+        assert error <= 0.02 * np.linalg.norm(other[:8][same])
 
 
-def test_what_it_does_not_take_is_refused() -> None:
+def test_unsupported_networks_and_options_raise() -> None:
     network = random_network(replace(PRESETS["mnist"], height=1, n_heads=2))
     with pytest.raises(
         BackendError, match="unavailable for this network: the head size must be 32"
