@@ -1,4 +1,4 @@
-"""Network sizes that the decode kernels are compiled for, and their device buffers."""
+"""Network configurations that the decode kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from scanline.kernels.cuda.matmul import BM, BN_RESIDUAL
-from scanline.kernels.cuda.state import OUTSIDE
+from scanline.kernels.cuda.matmul import BN_RESIDUAL
 from scanline.kernels.short_conv import TAPS
 
 LEVELS = 256
@@ -97,84 +95,7 @@ class DecodeConfig:
         return -(-self.d_model // BN_RESIDUAL)
 
 
-def allocate_weights(s: DecodeConfig, device: torch.device | str) -> dict[str, Tensor]:
-    """Allocate the weights of a network, uninitialised.
-
-    Matrices are ``[out, in]`` in ``DecodeConfig.dtype_of``; all other weights are float32. The
-    weights of a layer have names such as ``0.qkv.weight``; q, k and v are one matrix.
-    """
-    D = s.d_model
-    products = {"head": (s.outputs, D)}
-    vectors = {"norm.weight": D, "norm.bias": D}
-    for layer in range(s.layers):
-        products |= {
-            f"{layer}.qkv": (3 * D, D), f"{layer}.out": (D, D),
-            f"{layer}.linear1": (s.d_ff, D), f"{layer}.linear2": (D, s.d_ff),
-        }  # fmt: skip
-        vectors |= {f"{layer}.{norm}": D for norm in (
-            "norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias",
-        )}  # fmt: skip
-    convolutions = [f"{layer}.conv{half}" for layer in range(s.layers) for half in (1, 2)]
-    shapes = {
-        "value_table": (s.context, OUTSIDE + 1, s.embedding_size), "step_table": (s.steps, D),
-        "context_index": (s.steps, s.context), "label_table": (s.classes + 1, D),
-        "channel_tables": (s.channels * (s.channels - 1) // 2, LEVELS, LEVELS),
-        **{f"{name}.weight": (TAPS, D) for name in convolutions if s.short_conv},
-    }  # fmt: skip
-    weights = {
-        name: torch.empty(
-            shape, device=device, dtype=torch.int32 if name == "context_index" else torch.float32
-        )
-        for name, shape in shapes.items()
-    }
-    for name, size in vectors.items():
-        weights[name] = torch.empty(size, device=device)
-    for name, matrix in products.items():
-        weights[f"{name}.weight"] = torch.empty(matrix, device=device, dtype=s.dtype_of(name))
-        weights[f"{name}.bias"] = torch.empty(matrix[0], device=device)
-    return weights
-
-
-def allocate(s: DecodeConfig, slots: int, device: torch.device | str) -> dict[str, Tensor]:
-    """Allocate the buffers of ``slots`` images: inputs, state, and scratch of a step."""
-    N, T, D, H, K = slots, s.pixels, s.d_model, s.heads, s.head_size
-    R = -(-N // BM) * BM  # rows, in whole tiles
-    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        "slots": (torch.int32, (R,)),
-        "positions": (torch.int32, (N,)),
-        "canvas": (torch.uint8, (N, T, s.steps_per_pixel * s.channels)),
-        "bits": (torch.float32, (N, T)),
-        "known": (torch.uint8, (N, T)),
-        "seed": (torch.int64, (N,)),
-        "particle": (torch.int64, (N,)),
-        "temperature": (torch.float32, (N,)),
-        "top_p": (torch.float32, (N,)),
-        "guidance": (torch.float32, (N,)),
-        "label": (torch.int32, (N,)),
-        "twin": (torch.int32, (N,)),
-        "kv": (torch.float32, (s.layers, N, H, K, K)),
-        "z": (torch.float32, (s.layers, N, H, K)),
-        "pending": (s.dtype, (s.layers, N, H, s.write_interval - 1, 2, K)),
-        "ring": (torch.float32, (2 * s.layers, N, s.ring, D)),
-        "x0": (torch.float32, (R, D)),
-        "x1": (torch.float32, (R, D)),
-        "statistics0": (torch.float32, (R, s.tiles, 2)),
-        "statistics1": (torch.float32, (R, s.tiles, 2)),
-        "convolved": (torch.float32, (R if s.short_conv else 0, D)),
-        # In bf16 these buffers cost mnist and cifar10 at most 0.00001 bits/dim. A bf16 residual
-        # stream would cost cifar10 0.010 bits/dim, and a bf16 convolution output 0.003.
-        "qkv": (s.dtype, (R, 3 * D)),
-        "o": (s.dtype, (R, D)),
-        "hidden": (s.dtype, (R, s.d_ff)),
-        "parameters": (torch.float32, (R, s.outputs)),
-    }
-    return {
-        name: torch.empty(shape, dtype=dtype, device=device)
-        for name, (dtype, shape) in shapes.items()
-    }
-
-
-def state_bytes(s: DecodeConfig) -> float:
+def state_bytes(config: DecodeConfig) -> float:
     """Return the bytes of state that one step of one image moves, averaged over an interval.
 
     A head reads K (K + 1) numbers per step and writes them every ``write_interval``-th step. The
@@ -199,11 +120,11 @@ def state_bytes(s: DecodeConfig) -> float:
     An interval of 8 would move 4 % less than 4, with twice the pending entries and additions. Which
     is faster has not been measured.
     """
-    K = s.head_size
-    state, entry, n = 4 * K * (K + 1), 2 * K * s.dtype.itemsize, s.write_interval
+    K = config.head_size
+    state, entry, n = 4 * K * (K + 1), 2 * K * config.dtype.itemsize, config.write_interval
     head = state + (state + (n - 1) * entry + n * (n - 1) / 2 * entry) / n
-    ring = 4 * 2 * TAPS * s.d_model if s.short_conv else 0
-    return s.layers * (s.heads * head + ring)
+    ring = 4 * 2 * TAPS * config.d_model if config.short_conv else 0
+    return config.layers * (config.heads * head + ring)
 
 
 _PAPER: dict[str, Any] = {

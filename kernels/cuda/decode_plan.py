@@ -4,8 +4,8 @@ A step is a fixed list of launches without synchronisation with the host, so it 
 CUDA graph: the embedding; for each layer the q, k, v product, the attention state, the output
 product and the two products of the feed-forward network, with a short convolution before either
 half if the network has one; the head's product; the sampling. ``plan`` builds the list. The
-variants to compile (``variants``) and the memory per slot (``allocate`` on the device ``meta``) are
-derived from the same list and buffers.
+variants to compile (``variants``) and the memory per slot (``allocate_buffers`` on the device
+``meta``) are derived from the same list and buffers.
 
 Rows of a batch point to slots. A row whose slot is -1 or whose image is finished neither reads nor
 writes any slot.
@@ -22,13 +22,8 @@ from torch import Tensor
 
 from scanline.kernels.attention.naive import EPS
 from scanline.kernels.constants import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE, MIXTURES
-from scanline.kernels.cuda.decode_config import (
-    COMPILED,
-    LEVELS,
-    DecodeConfig,
-    allocate,
-    allocate_weights,
-)
+from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
+from scanline.kernels.cuda.decode_config import COMPILED, LEVELS, DecodeConfig
 from scanline.kernels.cuda.launch import TYPES, Launch
 from scanline.kernels.cuda.matmul import (
     BK,
@@ -62,7 +57,7 @@ def _launch_options(weight: Tensor) -> dict[str, int]:
 
 
 def plan(
-    s: DecodeConfig, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor],
+    config: DecodeConfig, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor],
     overlap: bool = False, many: bool = False,
 ) -> list[Launch]:  # fmt: skip
     """Return the launches of one step; a pixel runs them ``steps_per_pixel`` times.
@@ -71,9 +66,9 @@ def plan(
     A plan for ``many`` rows has wider tiles but the same order of sums, so its results have the
     same bytes.
     """
-    step = _PlanBuilder(s, weights, buffers, many)
+    step = _PlanBuilder(config, weights, buffers, many)
     step.embed()
-    for layer in range(s.layers):
+    for layer in range(config.layers):
         step.attend(layer)
         step.feed_forward(layer)
     step.finish()
@@ -89,10 +84,10 @@ class _PlanBuilder:
     """
 
     def __init__(
-        self, s: DecodeConfig, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor],
+        self, config: DecodeConfig, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor],
         many: bool,
     ) -> None:  # fmt: skip
-        self.sizes, self.weights, self.buffers, self.many = s, weights, buffers, many
+        self.config, self.weights, self.buffers, self.many = config, weights, buffers, many
         self.launches: list[Launch] = []
         self.stream = [(buffers[f"x{i}"], buffers[f"statistics{i}"]) for i in (0, 1)]
         self.norm: str | None = None
@@ -101,11 +96,12 @@ class _PlanBuilder:
             "subpixel": "subpixel",
         }  # fmt: skip
         self.steps = {
-            "T": s.pixels, "STEPS_PER_PIXEL": s.steps_per_pixel, "FIRST_STEP": s.first_step,
+            "T": config.pixels, "STEPS_PER_PIXEL": config.steps_per_pixel,
+            "FIRST_STEP": config.first_step,
         }  # fmt: skip
 
     def embed(self) -> None:
-        s, (x, statistics) = self.sizes, self.stream[0]
+        config, (x, statistics) = self.config, self.stream[0]
         self.launches.append(Launch(
             "embed", embed_kernel,
             {
@@ -117,22 +113,22 @@ class _PlanBuilder:
                 "p_x": x, "p_statistics": statistics,
             },
             self.steps | {
-                "VALUES": s.steps * s.channels, "CONTEXT": s.context,
-                "EMBEDDING_SIZE": s.embedding_size,
-                "D": s.d_model, "CLASSES": s.classes, "OUTSIDE": OUTSIDE,
-                "BP": triton.next_power_of_2(s.context), "BN": BN_RESIDUAL,
+                "VALUES": config.steps * config.channels, "CONTEXT": config.context,
+                "EMBEDDING_SIZE": config.embedding_size,
+                "D": config.d_model, "CLASSES": config.classes, "OUTSIDE": OUTSIDE,
+                "BP": triton.next_power_of_2(config.context), "BN": BN_RESIDUAL,
             },
-            columns=s.tiles, num_warps=1 if s.context == 1 else 4,
+            columns=config.tiles, num_warps=1 if config.context == 1 else 4,
         ))  # fmt: skip
 
     def attend(self, layer: int) -> None:
-        s = self.sizes
-        padded = triton.next_power_of_2(s.head_size)
+        config = self.config
+        padded = triton.next_power_of_2(config.head_size)
         warps = 1 if padded <= 32 else 4
         tile = min(padded, max(1, warps * STATE_TILE // padded))
-        if s.pre_norm:
+        if config.pre_norm:
             self.norm = f"{layer}.norm1"
-        self._project(layer, 1, "qkv", "qkv", features=2 * s.d_model)
+        self._project(layer, 1, "qkv", "qkv", features=2 * config.d_model)
         self.launches.append(Launch(
             f"{layer}.state", state_kernel,
             {
@@ -141,25 +137,25 @@ class _PlanBuilder:
                 "p_o": self.buffers["o"],
             },
             self.steps | {
-                "H": s.heads, "K": s.head_size, "WRITE_INTERVAL": s.write_interval,
+                "H": config.heads, "K": config.head_size, "WRITE_INTERVAL": config.write_interval,
                 "EPS": EPS, "BK": padded, "BV": tile, "UNROLLED": UNROLLED,
             },
-            programs_per_row=s.heads, num_warps=warps,
+            programs_per_row=config.heads, num_warps=warps,
         ))  # fmt: skip
 
     def feed_forward(self, layer: int) -> None:
-        s = self.sizes
+        config = self.config
         self._add_product(f"{layer}.out", "o")
-        self.norm = f"{layer}.norm2" if s.pre_norm else f"{layer}.norm1"
-        self._project(layer, 2, "linear1", "hidden", activation="gelu" if s.gelu else "relu")
+        self.norm = f"{layer}.norm2" if config.pre_norm else f"{layer}.norm1"
+        self._project(layer, 2, "linear1", "hidden", activation="gelu" if config.gelu else "relu")
         self._add_product(f"{layer}.linear2", "hidden")
-        if not s.pre_norm:
+        if not config.pre_norm:
             self.norm = f"{layer}.norm2"
 
     def finish(self) -> None:
         """Add the final norm, the head and the sampling."""
-        s = self.sizes
-        if not s.pre_norm:
+        config = self.config
+        if not config.pre_norm:
             self._normalise()
         self.norm = "norm"
         self._product("head", self.stream[0][0], "parameters")
@@ -174,8 +170,8 @@ class _PlanBuilder:
                 )},
             },
             self.steps | {
-                "FIRST_VALUE": s.first_value, "C": s.channels, "DRAWS": s.draws,
-                "OUTPUTS": s.outputs, "CATEGORICAL": s.categorical, "LEVELS": LEVELS,
+                "FIRST_VALUE": config.first_value, "C": config.channels, "DRAWS": config.draws,
+                "OUTPUTS": config.outputs, "CATEGORICAL": config.categorical, "LEVELS": LEVELS,
                 "M": MIXTURES, "MIN_LOG_SCALE": MIN_LOG_SCALE,
                 "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE, "MIN_LOG_PROB": MIN_LOG_PROB,
                 "BM": triton.next_power_of_2(MIXTURES),
@@ -191,7 +187,7 @@ class _PlanBuilder:
 
     def _tiles(self, product: str) -> dict[str, int]:
         """Return the tile of a product; in float32 the largest that does not spill registers."""
-        if self.sizes.dtype_of(product) != torch.float32:
+        if self.config.dtype_of(product) != torch.float32:
             return {"BM": BM, "BN": BN_PROJECT, "BK": BK}
         return {"BM": BM, "BN": 64, "BK": 32 if self.norm is None else 16}
 
@@ -201,16 +197,16 @@ class _PlanBuilder:
     ) -> None:  # fmt: skip
         """Add a product of the normalised stream, with the short convolution if there is one."""
         x, norm = self.stream[0][0], self.norm
-        if self.sizes.short_conv:
+        if self.config.short_conv:
             self._convolve(layer, half)
             x, self.norm = self.buffers["convolved"], None
         self._product(f"{layer}.{name}", x, to, activation, features)
         self.norm = norm
 
     def _convolve(self, layer: int, half: int) -> None:
-        s, (x, statistics) = self.sizes, self.stream[0]
+        config, (x, statistics) = self.config, self.stream[0]
         name = f"{layer}.conv{half}"
-        width = min(triton.next_power_of_2(s.d_model), CONV_FEATURES)
+        width = min(triton.next_power_of_2(config.d_model), CONV_FEATURES)
         self.launches.append(Launch(
             name, convolve_kernel,
             {
@@ -220,12 +216,12 @@ class _PlanBuilder:
                 "p_y": self.buffers["convolved"],
             },
             {
-                "T": s.pixels, "STEPS_PER_PIXEL": s.steps_per_pixel,
-                "STEPS_PER_ROW": s.steps_per_row, "RING": s.ring,
-                "D": s.d_model, "NORM": self.norm is not None, "EPS": NORM_EPS, "BN": width,
+                "T": config.pixels, "STEPS_PER_PIXEL": config.steps_per_pixel,
+                "STEPS_PER_ROW": config.steps_per_row, "RING": config.ring,
+                "D": config.d_model, "NORM": self.norm is not None, "EPS": NORM_EPS, "BN": width,
                 "BN_STATISTICS": BN_RESIDUAL,
             },
-            columns=triton.cdiv(s.d_model, width), num_warps=1,
+            columns=triton.cdiv(config.d_model, width), num_warps=1,
         ))  # fmt: skip
 
     def _product(
@@ -233,7 +229,7 @@ class _PlanBuilder:
     ) -> None:
         y, weight, tiles = self.buffers[to], self.weights[f"{name}.weight"], self._tiles(name)
         options = _launch_options(weight)
-        wide = min(self.sizes.d_model, weight.shape[0]) >= BN_MANY
+        wide = min(self.config.d_model, weight.shape[0]) >= BN_MANY
         if self.many and wide and weight.dtype != torch.float32:
             tiles, options = tiles | {"BN": BN_MANY}, {"num_warps": WARPS_MANY}
         self.launches.append(Launch(
@@ -244,7 +240,7 @@ class _PlanBuilder:
                 "p_weight": weight, "p_bias": self.weights[f"{name}.bias"], "p_y": y,
             },
             tiles | {
-                "IN": self.sizes.d_model, "OUT": weight.shape[0], "NORM": self.norm is not None,
+                "IN": self.config.d_model, "OUT": weight.shape[0], "NORM": self.norm is not None,
                 "ACTIVATION": activation, "FEATURES": features, "EPS": NORM_EPS,
                 "BN_STATISTICS": BN_RESIDUAL,
             },
@@ -255,7 +251,7 @@ class _PlanBuilder:
         """Add a product to the stream, which is normalised first with post-norm."""
         (x, x_statistics), (y, y_statistics) = self.stream
         self.stream.reverse()
-        if self.sizes.pre_norm:
+        if self.config.pre_norm:
             self.norm = None
         weight = self.weights[f"{name}.weight"]
         self.launches.append(Launch(
@@ -267,10 +263,10 @@ class _PlanBuilder:
                 "p_y": y, "p_y_statistics": y_statistics,
             },
             self._tiles(name) | {
-                "IN": weight.shape[1], "OUT": self.sizes.d_model, "NORM": self.norm is not None,
+                "IN": weight.shape[1], "OUT": self.config.d_model, "NORM": self.norm is not None,
                 "EPS": NORM_EPS, "BN": BN_RESIDUAL,
             },
-            rows=BM, columns=self.sizes.tiles, **_launch_options(weight),
+            rows=BM, columns=self.config.tiles, **_launch_options(weight),
         ))  # fmt: skip
 
     def _normalise(self) -> None:
@@ -283,8 +279,8 @@ class _PlanBuilder:
                 "p_slots": self.buffers["slots"], "p_x": x, "p_x_statistics": x_statistics,
                 **self._norm(), "p_y": y, "p_y_statistics": y_statistics,
             },
-            {"D": self.sizes.d_model, "EPS": NORM_EPS, "BM": BM, "BN": BN_RESIDUAL},
-            rows=BM, columns=self.sizes.tiles,
+            {"D": self.config.d_model, "EPS": NORM_EPS, "BM": BM, "BN": BN_RESIDUAL},
+            rows=BM, columns=self.config.tiles,
         ))  # fmt: skip
 
 
@@ -293,13 +289,13 @@ def variants(
 ) -> list[KernelVariant]:
     """List the distinct kernel variants that the networks launch, in bf16 and in float32."""
     found: dict[tuple[object, ...], KernelVariant] = {}
-    for name, sizes in networks.items():
+    for name, network in networks.items():
         for dtype in (torch.bfloat16, torch.float32):
-            s = replace(sizes, dtype=dtype)
-            memory = allocate_weights(s, "meta"), allocate(s, 2 * BM, "meta")
+            config = replace(network, dtype=dtype)
+            memory = allocate_weights(config, "meta"), allocate_buffers(config, 2 * BM, "meta")
             for many in (False, True):
                 prefix = f"{name}/{TYPES[dtype]}" + "/many" * many
-                for launch in plan(s, *memory, overlap, many):
+                for launch in plan(config, *memory, overlap, many):
                     variant = launch.variant(prefix)
                     key = (
                         variant.kernel.__name__, *sorted(variant.signature.items()),

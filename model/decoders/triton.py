@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scanline.kernels.cuda import decode_plan as triton_decode
-from scanline.kernels.cuda.decode_config import WRITE_INTERVAL, allocate, allocate_weights
+from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
+from scanline.kernels.cuda.decode_config import WRITE_INTERVAL
 from scanline.kernels.cuda.fused.driver import CompileError, DriverError
 from scanline.kernels.cuda.fused.fused_decode import (
     LAUNCH_CONFIGS,
@@ -148,7 +149,7 @@ class TritonDecoder(Decoder):
         with self.device.activate():
             self._weights = allocate_weights(self._decode_config, device.torch)
             load_weights(self._weights, model)
-            self.buffers = allocate(self._decode_config, max_slots, device.torch)
+            self.buffers = allocate_buffers(self._decode_config, max_slots, device.torch)
             for name, buffer in self.buffers.items():
                 buffer.fill_(-1 if name == "slots" else 0)
             kernel = self._load_fused(False if triton_options else fused, launch_configs)
@@ -342,7 +343,7 @@ class TritonDecoder(Decoder):
         """Raise ``InsufficientMemoryError`` unless all slots fit; log the memory per slot."""
         weight_bytes = _bytes(allocate_weights(self._decode_config, "meta"))
         # Scratch is allocated in whole tiles of rows, so take the average over many slots.
-        slot_bytes = _bytes(allocate(self._decode_config, 1024, "meta")) // 1024
+        slot_bytes = _bytes(allocate_buffers(self._decode_config, 1024, "meta")) // 1024
         capacity = ""
         if (free := self.device.free) is not None:
             free -= weight_bytes

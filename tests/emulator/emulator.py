@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanline.kernels.cuda.decode_config import DecodeConfig, allocate, allocate_weights
+from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
+from scanline.kernels.cuda.decode_config import DecodeConfig
 from scanline.kernels.cuda.fused.driver import literal
 from scanline.kernels.cuda.fused.fused_decode import LaunchConfig, arguments, defines, kernel_memory
 from scanline.kernels.native.build import find_compiler
@@ -63,7 +64,7 @@ def draw(
     Memory that the kernel must not read is filled with NaN.
     """
     s, slots = s or decode_config_for(network.config), len(inputs.seed)
-    weights, buffers = allocate_weights(s, "cpu"), allocate(s, slots, "cpu")
+    weights, buffers = allocate_weights(s, "cpu"), allocate_buffers(s, slots, "cpu")
     load_weights(weights, network)
     for name, buffer in buffers.items():
         if name in ("kv", "z", "positions", "bits"):

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scanline.kernels.cuda.decode_config import COMPILED, allocate, allocate_weights, state_bytes
+from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
+from scanline.kernels.cuda.decode_config import COMPILED, state_bytes
 from scanline.kernels.cuda.decode_plan import BN_MANY, plan, variants
 from scanline.kernels.cuda.launch import StepRunner
 from scanline.kernels.cuda.matmul import project_kernel
@@ -29,7 +30,7 @@ def test_variants_cover_all_launches() -> None:
         given = variant.signature.keys() | variant.constants.keys()
         assert given == set(variant.kernel.arg_names), variant.name
     sizes = COMPILED["mnist-paper"]
-    memory = allocate_weights(sizes, "meta"), allocate(sizes, 64, "meta")
+    memory = allocate_weights(sizes, "meta"), allocate_buffers(sizes, 64, "meta")
     few, many = (plan(sizes, *memory, overlap=True, many=many) for many in (False, True))
     assert len(few) == len(many) == 5 * 8 + 4
     compiled = [(v.kernel, v.signature, v.constants) for v in found]
@@ -41,7 +42,7 @@ def test_variants_cover_all_launches() -> None:
 def test_plans_for_few_and_many_rows_differ_in_tile_columns_only() -> None:
     """The order of sums and the tiles of the statistics must be the same."""
     for name, sizes in COMPILED.items():
-        memory = allocate_weights(sizes, "meta"), allocate(sizes, 64, "meta")
+        memory = allocate_weights(sizes, "meta"), allocate_buffers(sizes, 64, "meta")
         few, many = (plan(sizes, *memory, many=many) for many in (False, True))
         differ = {
             key

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scanline.kernels.cuda import decode_plan as triton_decode
-from scanline.kernels.cuda.decode_config import allocate
+from scanline.kernels.cuda.buffers import allocate_buffers
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.triton import TritonDecoder
 from tests.model.decoders.fixtures import blank, network_for
@@ -153,7 +153,7 @@ def test_no_writes_behind_buffers(name: str, monkeypatch: pytest.MonkeyPatch) ->
     guards: list[torch.Tensor] = []
 
     def guarded(*arguments: Any) -> dict[str, torch.Tensor]:
-        buffers = allocate(*arguments)
+        buffers = allocate_buffers(*arguments)
         if any(buffer.is_meta for buffer in buffers.values()):
             return buffers
         for buffer_name, buffer in buffers.items():
@@ -162,7 +162,7 @@ def test_no_writes_behind_buffers(name: str, monkeypatch: pytest.MonkeyPatch) ->
             guards.append(memory[buffer.numel() :])
         return buffers
 
-    monkeypatch.setattr("scanline.model.decoders.triton.allocate", guarded)
+    monkeypatch.setattr("scanline.model.decoders.triton.allocate_buffers", guarded)
     config = ODD[name]
     draw(TritonDecoder(network_for(config), 3), sample_inputs(config))
     assert len(guards) > 20

@@ -121,7 +121,7 @@ def test_too_many_slots_do_not_fall_back_to_the_cpu(
     def raise_out_of_memory(*arguments: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("scanline.model.decoders.triton.allocate", raise_out_of_memory)
+    monkeypatch.setattr("scanline.model.decoders.triton.allocate_buffers", raise_out_of_memory)
     monkeypatch.setattr(TritonDecoder, "_check_memory", lambda *_: None)
     with pytest.raises(
         InsufficientResourcesError, match=r"not enough GPU memory: CUDA out of memory"

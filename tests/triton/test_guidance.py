@@ -15,7 +15,7 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scanline.kernels.cuda.decode_config import allocate, allocate_weights
+from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
 from scanline.kernels.cuda.decode_plan import plan
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import Decoder, InputBatch
@@ -54,7 +54,7 @@ def run_sampling_kernel(
     s, device = decode_config_for(network.config, "float32"), find_device()
     weights, count = allocate_weights(s, device), len(parameters)
     load_weights(weights, network)
-    buffers = allocate(s, 2 * count, device)
+    buffers = allocate_buffers(s, 2 * count, device)
     slots = torch.arange(2 * count).view(2, count).t().flatten()  # pairs of an image and its twin
     guided = inputs.guidance != 1
     for name in ("temperature", "top_p", "guidance", "canvas"):

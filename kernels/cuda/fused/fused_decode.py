@@ -53,30 +53,30 @@ class LaunchConfig:
     states_per_warp: int = 1
     stage_weights: bool = False
 
-    def fits(self, s: DecodeConfig) -> bool:
+    def fits(self, config: DecodeConfig) -> bool:
         """Return True if the kernel supports this configuration for a network."""
-        halved = self.cluster == 2 * s.heads and self.rows == 8  # two blocks share a head
+        halved = self.cluster == 2 * config.heads and self.rows == 8  # two blocks share a head
         return (
-            (halved or s.heads % (self.cluster * self.head_groups) == 0)
-            and s.d_model % (16 * self.cluster) == 0
-            and s.d_ff % (16 * self.cluster) == 0
-            and s.d_ff % (self.ff_slices * CHUNK) == 0
-            and (self.cluster == 1 or self._out_chunks(s) <= self.warps)
-            and (not self.stage_weights or self._max_chunks(s) <= self.warps)
+            (halved or config.heads % (self.cluster * self.head_groups) == 0)
+            and config.d_model % (16 * self.cluster) == 0
+            and config.d_ff % (16 * self.cluster) == 0
+            and config.d_ff % (self.ff_slices * CHUNK) == 0
+            and (self.cluster == 1 or self._out_chunks(config) <= self.warps)
+            and (not self.stage_weights or self._max_chunks(config) <= self.warps)
         )
 
-    def _out_chunks(self, s: DecodeConfig) -> int:
+    def _out_chunks(self, config: DecodeConfig) -> int:
         """Return the chunks of attention's output product per block; a warp takes at most one."""
-        return s.d_model // 16 // self.cluster * (s.d_model // CHUNK)
+        return config.d_model // 16 // self.cluster * (config.d_model // CHUNK)
 
-    def _max_chunks(self, s: DecodeConfig) -> int:
+    def _max_chunks(self, config: DecodeConfig) -> int:
         """Return the maximum number of chunks (16 outputs × ``CHUNK`` inputs) per block."""
-        heads = 6 * s.heads // self.cluster if self.cluster <= s.heads else 5
-        model_chunks, hidden_chunks = s.d_model // CHUNK, s.d_ff // CHUNK
+        heads = 6 * config.heads // self.cluster if self.cluster <= config.heads else 5
+        model_chunks, hidden_chunks = config.d_model // CHUNK, config.d_ff // CHUNK
         return max(
             heads * model_chunks,
-            s.d_ff // 16 // self.cluster * model_chunks * (3 if _splits_bf16(s) else 1),
-            s.d_model // 16 // self.cluster * hidden_chunks,
+            config.d_ff // 16 // self.cluster * model_chunks * (3 if _splits_bf16(config) else 1),
+            config.d_model // 16 // self.cluster * hidden_chunks,
         )
 
     def partition(self, rows: int, max_clusters: int) -> tuple[int, int]:
@@ -105,9 +105,9 @@ LAUNCH_CONFIGS = (
 )  # fmt: skip
 
 
-def _splits_bf16(s: DecodeConfig) -> bool:
+def _splits_bf16(config: DecodeConfig) -> bool:
     """Return True if the first feed-forward product and the head need more bits than bf16."""
-    return any(s.dtype_of(name) != s.dtype for name in ("0.linear1", "head"))
+    return any(config.dtype_of(name) != config.dtype for name in ("0.linear1", "head"))
 
 
 def source() -> str:
@@ -115,56 +115,52 @@ def source() -> str:
     return "".join((FOLDER / name).read_text() for name in SOURCES)
 
 
-def defines(s: DecodeConfig, config: LaunchConfig) -> dict[str, int | float]:
+def defines(config: DecodeConfig, launch: LaunchConfig) -> dict[str, int | float]:
     """Return the macros with which the source is compiled."""
     return {
-        "D": s.d_model, "FF": s.d_ff, "HEADS": s.heads, "LAYERS": s.layers, "OUTPUTS": s.outputs,
-        "PRE": s.pre_norm, "GELU": s.gelu, "PIXELS": s.pixels,
-        "STEPS_PER_PIXEL": s.steps_per_pixel, "FIRST_STEP": s.first_step,
-        "CHANNELS": s.channels, "CONTEXT": s.context,
-        "EMBEDDING_SIZE": s.embedding_size, "CLASSES": s.classes,
-        "STEPS_PER_ROW": s.steps_per_row, "RING": s.ring,
-        "WRITE_INTERVAL": s.write_interval, "DRAWS": s.draws,
-        "CATEGORICAL": s.categorical, "FIRST_VALUE": s.first_value, "MIN_LOG_PROB": MIN_LOG_PROB,
-        "MIN_LOG_SCALE": MIN_LOG_SCALE, "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE,
-        "CLUSTER": config.cluster, "ROWS": config.rows, "WARPS": config.warps,
-        "HEAD_GROUPS": config.head_groups, "FF_SLICES": config.ff_slices,
-        "STATES_PER_WARP": config.states_per_warp, "STAGE_WEIGHTS": config.stage_weights,
-        "SPLIT_BF16": _splits_bf16(s),
+        "D": config.d_model, "FF": config.d_ff, "HEADS": config.heads, "LAYERS": config.layers,
+        "OUTPUTS": config.outputs, "PRE": config.pre_norm, "GELU": config.gelu,
+        "PIXELS": config.pixels, "STEPS_PER_PIXEL": config.steps_per_pixel,
+        "FIRST_STEP": config.first_step, "CHANNELS": config.channels, "CONTEXT": config.context,
+        "EMBEDDING_SIZE": config.embedding_size, "CLASSES": config.classes,
+        "STEPS_PER_ROW": config.steps_per_row, "RING": config.ring,
+        "WRITE_INTERVAL": config.write_interval, "DRAWS": config.draws,
+        "CATEGORICAL": config.categorical, "FIRST_VALUE": config.first_value,
+        "MIN_LOG_PROB": MIN_LOG_PROB, "MIN_LOG_SCALE": MIN_LOG_SCALE,
+        "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE, "CLUSTER": launch.cluster, "ROWS": launch.rows,
+        "WARPS": launch.warps, "HEAD_GROUPS": launch.head_groups, "FF_SLICES": launch.ff_slices,
+        "STATES_PER_WARP": launch.states_per_warp, "STAGE_WEIGHTS": launch.stage_weights,
+        "SPLIT_BF16": _splits_bf16(config),
     }  # fmt: skip
 
 
-def shared_bytes(s: DecodeConfig, config: LaunchConfig) -> int:
+def shared_bytes(config: DecodeConfig, launch: LaunchConfig) -> int:
     """Return the bytes of shared memory per block, with the layout of ``layout.h``."""
-    outputs = -(-s.outputs // 16) * 16
-    heads = max(s.heads // (config.cluster * config.head_groups), 1)
-    scratch = max(96 * heads + 8, s.d_ff // config.ff_slices + 8, 2 * outputs)
-    streams = 2 if config.cluster > 1 else 1
-    inputs = (3 if _splits_bf16(s) else 2) * (s.d_model + 8)
-    per_row = 4 * (s.d_model + 4) * streams + 2 * (inputs + scratch) + 16
-    if config.cluster == 1:
-        biases = 5 * s.d_model + s.d_ff
-        return -(-(config.rows * per_row + 4 * biases) // 16) * 16
-    per_row += 4 * (7 + s.draws + s.channels)  # a RowSample
-    barriers = 8 * (5 + (4 * config.warps if config.stage_weights else 0))
-    vectors = 9 * s.d_model + s.d_ff + (2 * TAPS * s.d_model if s.short_conv else 0)
-    last = 2 * s.d_model + outputs
-    own = (
-        config.rows * per_row
-        + barriers
-        + 4 * (2 * config.warps * config.rows * 20 + 2 * vectors + last)
-    )
+    D, FF, split = config.d_model, config.d_ff, _splits_bf16(config)
+    outputs = -(-config.outputs // 16) * 16
+    heads = max(config.heads // (launch.cluster * launch.head_groups), 1)
+    scratch = max(96 * heads + 8, FF // launch.ff_slices + 8, 2 * outputs)
+    streams = 2 if launch.cluster > 1 else 1
+    inputs = (3 if split else 2) * (D + 8)
+    per_row = 4 * (D + 4) * streams + 2 * (inputs + scratch) + 16
+    if launch.cluster == 1:
+        biases = 5 * D + FF
+        return -(-(launch.rows * per_row + 4 * biases) // 16) * 16
+    per_row += 4 * (7 + config.draws + config.channels)  # a RowSample
+    barriers = 8 * (5 + (4 * launch.warps if launch.stage_weights else 0))
+    vectors = 9 * D + FF + (2 * TAPS * D if config.short_conv else 0)
+    partial_sums = 2 * launch.warps * launch.rows * 20
+    own = launch.rows * per_row + barriers + 4 * (partial_sums + 2 * vectors + 2 * D + outputs)
     own = -(-own // 16) * 16
-    if not config.stage_weights:
+    if not launch.stage_weights:
         return own
-    qkv = 3 * s.d_model // config.cluster if config.cluster <= s.heads else 80
-    forward = s.d_model * s.d_ff * (4 if _splits_bf16(s) else 2)
-    staged = qkv * s.d_model + (s.d_model**2 + forward) // config.cluster
-    return own + 2 * staged
+    qkv = 3 * D // launch.cluster if launch.cluster <= config.heads else 80
+    feed_forward = D * FF * (4 if split else 2)
+    return own + 2 * (qkv * D + (D**2 + feed_forward) // launch.cluster)
 
 
 def supported_configs(
-    s: DecodeConfig,
+    config: DecodeConfig,
     launch_configs: Sequence[LaunchConfig],
     *,
     capability: tuple[int, int],
@@ -175,10 +171,10 @@ def supported_configs(
     If several have the same number of blocks and rows, only the first is returned.
     """
     found: dict[tuple[int, int], LaunchConfig] = {}
-    for config in launch_configs:
-        clusters = config.cluster == 1 or capability >= (9, 0)
-        if clusters and config.fits(s) and shared_bytes(s, config) <= shared:
-            found.setdefault((config.cluster, config.rows), config)
+    for launch in launch_configs:
+        clusters = launch.cluster == 1 or capability >= (9, 0)
+        if clusters and launch.fits(config) and shared_bytes(config, launch) <= shared:
+            found.setdefault((launch.cluster, launch.rows), launch)
     return list(found.values())
 
 
@@ -187,22 +183,24 @@ def variants(capability: tuple[int, int], shared: int) -> list[CudaSource]:
     text = source()
     return [
         CudaSource(
-            f"fused_decode/{name}/{config.cluster} x {config.rows}", text, defines(s, config),
-            shared_bytes(s, config), STACK,
+            f"fused_decode/{name}/{launch.cluster} x {launch.rows}", text,
+            defines(config, launch), shared_bytes(config, launch), STACK,
         )
-        for name, s in COMPILED.items() if unsupported_reason(s) is None
-        for config in supported_configs(s, LAUNCH_CONFIGS, capability=capability, shared=shared)
+        for name, config in COMPILED.items() if unsupported_reason(config) is None
+        for launch in supported_configs(
+            config, LAUNCH_CONFIGS, capability=capability, shared=shared
+        )
     ]  # fmt: skip
 
 
-def unsupported_reason(s: DecodeConfig) -> str | None:
+def unsupported_reason(config: DecodeConfig) -> str | None:
     """Return why the fused kernel does not support a network, or None if it does."""
-    if s.dtype != torch.bfloat16:
+    if config.dtype != torch.bfloat16:
         return "it computes in bf16 only"
-    if s.head_size != HEAD_SIZE:
-        return f"the head size must be {HEAD_SIZE}, not {s.head_size}"
-    if s.d_model % CHUNK or s.d_ff % CHUNK:
-        return f"d_model {s.d_model} and d_ff {s.d_ff} must be multiples of {CHUNK}"
+    if config.head_size != HEAD_SIZE:
+        return f"the head size must be {HEAD_SIZE}, not {config.head_size}"
+    if config.d_model % CHUNK or config.d_ff % CHUNK:
+        return f"d_model {config.d_model} and d_ff {config.d_ff} must be multiples of {CHUNK}"
     return None
 
 
@@ -227,23 +225,23 @@ def _pad_rows(head: Tensor) -> Tensor:
     return torch.cat([head, head.new_zeros(-len(head) % 16, *head.shape[1:])])
 
 
-def pack(s: DecodeConfig, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def pack(config: DecodeConfig, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the matrices in bf16 and the vectors in float32, in the order of reading."""
     matrices, vectors = [], []
-    for i in range(s.layers):
+    for i in range(config.layers):
         matrices += [
-            _by_head(weights[f"{i}.qkv.weight"], s.heads),
+            _by_head(weights[f"{i}.qkv.weight"], config.heads),
             *(weights[f"{i}.{name}.weight"] for name in ("out", "linear1", "linear2")),
         ]
         vectors += [
-            _by_head(weights[f"{i}.qkv.bias"], s.heads),
+            _by_head(weights[f"{i}.qkv.bias"], config.heads),
             *(weights[f"{i}.{name}.bias"] for name in ("out", "linear1", "linear2")),
             *(weights[f"{i}.{norm}.{kind}"] for norm in ("norm1", "norm2")
               for kind in ("weight", "bias")),
-            *(weights[f"{i}.conv{half}.weight"].flatten() for half in (1, 2) if s.short_conv),
+            *(weights[f"{i}.conv{half}.weight"].flatten() for half in (1, 2) if config.short_conv),
         ]  # fmt: skip
     matrices.append(_pad_rows(weights["head.weight"]))
-    if _splits_bf16(s):
+    if _splits_bf16(config):
         split = matrices[-1], weights["0.linear1.weight"]
         matrices += [matrix - matrix.bfloat16().float() for matrix in split]  # the low parts
     vectors += [weights["norm.weight"], weights["norm.bias"], _pad_rows(weights["head.bias"])]
@@ -275,10 +273,10 @@ def arguments(
 
 
 def kernel_memory(
-    s: DecodeConfig, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+    config: DecodeConfig, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return all tensors that the kernel reads and writes, by the names of its arguments."""
-    packed, vectors = pack(s, weights)
+    packed, vectors = pack(config, weights)
     return dict(buffers) | {
         "packed": packed, "vectors": vectors,
         **{name: weights[name] for name in (
@@ -296,17 +294,19 @@ class FusedDecode:
     """
 
     def __init__(
-        self, s: DecodeConfig, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], *,
+        self, config: DecodeConfig, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], *,
         capability: tuple[int, int], shared: int,
         launch_configs: Sequence[LaunchConfig] = LAUNCH_CONFIGS,
     ) -> None:  # fmt: skip
-        self._memory = kernel_memory(s, weights, buffers)
+        self._memory = kernel_memory(config, weights, buffers)
         text = source()
 
-        def compiled(config: LaunchConfig) -> bytes:
-            return compile_cached(text, "decode.cu", defines(s, config), capability)
+        def compiled(launch: LaunchConfig) -> bytes:
+            return compile_cached(text, "decode.cu", defines(config, launch), capability)
 
-        launch_configs = supported_configs(s, launch_configs, capability=capability, shared=shared)
+        launch_configs = supported_configs(
+            config, launch_configs, capability=capability, shared=shared
+        )
         if not launch_configs:
             raise DriverError(
                 f"the kernel needs more than the GPU's {shared:,} bytes of shared memory per block"
@@ -315,30 +315,30 @@ class FusedDecode:
             binaries = list(threads.map(compiled, launch_configs))
         self._kernels: list[tuple[LaunchConfig, Kernel, int]] = []
         message = "the GPU cannot run any of its blocks"
-        for config, binary in zip(launch_configs, binaries, strict=True):
+        for launch, binary in zip(launch_configs, binaries, strict=True):
             try:
                 kernel = load_kernel(
-                    binary, "fused_decode", torch.cuda.current_device(), threads=32 * config.warps,
-                    shared=shared_bytes(s, config), cluster=config.cluster,
+                    binary, "fused_decode", torch.cuda.current_device(), threads=32 * launch.warps,
+                    shared=shared_bytes(config, launch), cluster=launch.cluster,
                 )  # fmt: skip
                 max_clusters = kernel.max_active_clusters()
             except DriverError as error:  # a MIG slice may be too small for a large cluster
                 message = str(error)
-                log.warning("the GPU does not support %s: %s", config, message)
+                log.warning("the GPU does not support %s: %s", launch, message)
                 continue
             if max_clusters:
-                self._kernels.append((config, kernel, max_clusters))
+                self._kernels.append((launch, kernel, max_clusters))
         if not self._kernels:
             raise DriverError(f"no launch configuration works on this GPU: {message}")
 
     def run(self, rows: int, pixels: int) -> None:
         """Draw ``pixels`` pixels of the first ``rows`` rows; guided images start at even rows."""
         fitting = [x for x in self._kernels if rows <= x[2] * x[0].rows]
-        config, kernel, max_clusters = fitting[0] if fitting else self._kernels[-1]
-        clusters, rows_per_cluster = config.partition(rows, max_clusters)
+        launch, kernel, max_clusters = fitting[0] if fitting else self._kernels[-1]
+        clusters, rows_per_cluster = launch.partition(rows, max_clusters)
         # With many rows, one launch per pixel lets blocks read the weights at the same time: 4 %
         # faster on an H200 than one launch, in which blocks drift apart.
-        launches, pixels = (pixels, 1) if config.cluster == 1 else (1, pixels)
+        launches, pixels = (pixels, 1) if launch.cluster == 1 else (1, pixels)
         launch_arguments = arguments(self._memory, rows, rows_per_cluster, pixels)
         for _ in range(launches):
             kernel.launch(clusters, launch_arguments)

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from scanline.kernels.cuda.decode_config import COMPILED, allocate, allocate_weights
+from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
+from scanline.kernels.cuda.decode_config import COMPILED
 from scanline.kernels.cuda.fused import driver, fused_decode
 from scanline.kernels.cuda.fused.driver import (
     CompileError,
@@ -418,6 +419,6 @@ def test_unsupported_launch_configs_are_skipped(monkeypatch: pytest.MonkeyPatch)
 
 def test_too_little_shared_memory_raises() -> None:
     s = replace(COMPILED["mnist-paper"], layers=1)
-    memory = allocate_weights(s, "cpu"), allocate(s, 1, "cpu")
+    memory = allocate_weights(s, "cpu"), allocate_buffers(s, 1, "cpu")
     with pytest.raises(DriverError, match="the GPU's 1,000 bytes of shared memory per block"):
         FusedDecode(s, *memory, capability=(9, 0), shared=1000)
