@@ -1,4 +1,4 @@
-"""The training benchmark."""
+"""Tests of the training benchmark."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 from scanline.model.bench.training import run_training_bench
 
 
-def test_compares_the_ways_to_compute_a_step() -> None:
+def test_benchmark_compares_variants_of_a_step() -> None:
     lines: list[str] = []
     report = run_training_bench(["mnist"], 1, 1, lines.append, batch=1)
-    ways = ["native passes", "plain torch", "native, no convolution"]
-    assert [timing.way for timing in report.timings] == ways
+    variants = ["native passes", "plain torch", "native, no convolution"]
+    assert [timing.way for timing in report.timings] == variants
     assert all(timing.images_a_second > 0 for timing in report.timings)
     assert all(timing.peak_share is not None for timing in report.timings)
     assert "× plain torch; the short convolution takes" in lines[-1]

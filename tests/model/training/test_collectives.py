@@ -19,15 +19,15 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="NCCL needs a 
 
 SHAPES = [(3, 5), (), (7,)]
 STEPS = range(3)
-WITHOUT = ["nothing", "memfd", "memory", "mapping"]
+UNAVAILABLE = ["nothing", "memfd", "memory", "mapping"]
 
 
-def given(rank: int, step: int) -> list[Tensor]:
+def process_tensors(rank: int, step: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(10 * step + rank)
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-def batches(step: int) -> list[Tensor]:
+def map_batches(step: int) -> list[Tensor]:
     return [torch.arange(30.0).view(5, 2, 3) + step, torch.full((1, 4), float(step))]
 
 
@@ -47,7 +47,7 @@ def refuse(*_: object, **__: object) -> None:
     raise OSError("no memory")
 
 
-def exchange(_: torch.device, folder: Path, without: str) -> None:
+def run_collectives(_: torch.device, folder: Path, unavailable: str) -> None:
     """Average, map and step a few times, and save the results of each process."""
     rank, rows = dist.get_rank(), list[int]()
 
@@ -56,35 +56,35 @@ def exchange(_: torch.device, folder: Path, without: str) -> None:
         return -batch
 
     with pytest.MonkeyPatch.context() as patch:
-        if without == "memfd":  # as on macOS
+        if unavailable == "memfd":  # as on macOS
             patch.delattr(os, "memfd_create")
-        elif without == "memory":
+        elif unavailable == "memory":
             patch.setattr(os, "posix_fallocate", refuse)
-        elif without == "mapping" and rank == 1:
+        elif unavailable == "mapping" and rank == 1:
             patch.setattr(torch, "from_file", refuse)
         averager, sharded_map, muon = (
-            GradientAverager(given(rank, 0)),
-            ShardedMap(batches(0)),
+            GradientAverager(process_tensors(rank, 0)),
+            ShardedMap(map_batches(0)),
             new_muon(),
         )
-    found: list[list[Tensor]] = []
+    results: list[list[Tensor]] = []
     for step in STEPS:
-        means = given(rank, step)
+        means = process_tensors(rank, step)
         averager.average(means)
-        results = [x.clone() for x in sharded_map.run(batches(step), work)]
-        found += [means, results, weights_after_a_step(muon, step)]
+        mapped = [x.clone() for x in sharded_map.run(map_batches(step), work)]
+        results += [means, mapped, weights_after_a_step(muon, step)]
     # Shared memory gives rank 0 two rows of the batch of five, and none of the batch of one.
-    assert sum(rows) == len(STEPS) * ((2 if rank == 0 else 4) if without == "nothing" else 6), (
-        without
+    assert sum(rows) == len(STEPS) * ((2 if rank == 0 else 4) if unavailable == "nothing" else 6), (
+        unavailable
     )
-    torch.save(found, folder / f"{rank}.pt")
+    torch.save(results, folder / f"{rank}.pt")
 
 
-def exchange_without(device: torch.device, folder: Path) -> None:
-    """Run ``exchange`` without each facility in turn, with a folder of results for each."""
-    for without in WITHOUT:
-        (folder / without).mkdir(exist_ok=True)
-        exchange(device, folder / without, without)
+def run_with_each_failure(device: torch.device, folder: Path) -> None:
+    """Run the collectives without each facility in turn, with a folder of results for each."""
+    for unavailable in UNAVAILABLE:
+        (folder / unavailable).mkdir(exist_ok=True)
+        run_collectives(device, folder / unavailable, unavailable)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
@@ -92,23 +92,23 @@ def test_all_processes_get_the_same_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with process_group(2, exchange_without, tmp_path) as device:
-        exchange_without(device, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(WITHOUT)
-    for without in WITHOUT:
-        folder = tmp_path / without
-        assert sorted(path.name for path in folder.iterdir()) == ["0.pt", "1.pt"], without
+    with process_group(2, run_with_each_failure, tmp_path) as device:
+        run_with_each_failure(device, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(UNAVAILABLE)
+    for unavailable in UNAVAILABLE:
+        folder = tmp_path / unavailable
+        assert sorted(path.name for path in folder.iterdir()) == ["0.pt", "1.pt"], unavailable
         one, other = (torch.load(folder / f"{rank}.pt") for rank in (0, 1))
         alone = new_muon()
         for step in STEPS:
-            both = zip(given(0, step), given(1, step), strict=True)
+            both = zip(process_tensors(0, step), process_tensors(1, step), strict=True)
             for name, expected in [
                 ("means", [(a + b) / 2 for a, b in both]),
-                ("results", [-batch for batch in batches(step)]),
+                ("results", [-batch for batch in map_batches(step)]),
                 ("weights", weights_after_a_step(alone, step)),
             ]:
                 for mine, theirs, right in zip(one.pop(0), other.pop(0), expected, strict=True):
-                    assert torch.equal(mine, theirs), (without, name)
+                    assert torch.equal(mine, theirs), (unavailable, name)
                     assert_close(mine, right)
 
 

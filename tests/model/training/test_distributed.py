@@ -26,11 +26,11 @@ from tests.model.training.fixtures import CONFIG, CPU, MODEL, log_of, run, start
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
-Begin = Callable[..., "subprocess.Popen[str]"]
+StartRun = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def begin() -> Iterator[Begin]:
+def start_run() -> Iterator[StartRun]:
     """Return a function that starts runs, which end with the test."""
     started: list[subprocess.Popen[str]] = []
 
@@ -58,13 +58,13 @@ def wait_for_steps(process: subprocess.Popen[str], folder: Path, count: int) -> 
         signal.sigtimedwait([], 0.05)
 
 
-def members(process: subprocess.Popen[str]) -> set[int]:
+def worker_ids(process: subprocess.Popen[str]) -> set[int]:
     """Return the IDs of the two training processes, which they print first."""
     assert process.stdout is not None
     return {int(process.stdout.readline().split()[1]) for _ in range(2)}
 
 
-def gone(number: int) -> bool:
+def has_ended(number: int) -> bool:
     """Return True if a process has ended, even if it has not been waited for."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
@@ -82,13 +82,13 @@ def gone(number: int) -> bool:
 )
 @pytest.mark.usefixtures("hangups")
 def test_interrupted_run_can_be_resumed(
-    tmp_path: Path, begin: Begin, launcher: tuple[str, ...], count: int
+    tmp_path: Path, start_run: StartRun, launcher: tuple[str, ...], count: int
 ) -> None:
     """Send SIGINT to the process group, as a terminal does; workers ignore SIGHUP."""
-    process = begin(tmp_path, 10**6, *launcher, processes=count)
+    process = start_run(tmp_path, 10**6, *launcher, processes=count)
     wait_for_steps(process, tmp_path, 4)
     if count == 2:
-        (other,) = members(process) - {process.pid}
+        (other,) = worker_ids(process) - {process.pid}
         os.kill(other, signal.SIGHUP)
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=60)
@@ -115,9 +115,9 @@ def test_interrupted_run_can_be_resumed(
     ],
 )
 def test_two_processes_train_like_one(
-    tmp_path: Path, begin: Begin, launcher: tuple[str, ...], count: int
+    tmp_path: Path, start_run: StartRun, launcher: tuple[str, ...], count: int
 ) -> None:
-    process = begin(tmp_path / "two", 6, *launcher, processes=count)
+    process = start_run(tmp_path / "two", 6, *launcher, processes=count)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert len({line for line in output.splitlines() if line.startswith("process")}) == 2
@@ -133,9 +133,9 @@ def test_two_processes_train_like_one(
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-2, atol=1e-3)
 
 
-def test_killed_worker_ends_the_run_with_a_reason(tmp_path: Path, begin: Begin) -> None:
-    process = begin(tmp_path, 10**6, processes=2)
-    (other,) = members(process) - {process.pid}
+def test_killed_worker_ends_the_run_with_a_reason(tmp_path: Path, start_run: StartRun) -> None:
+    process = start_run(tmp_path, 10**6, processes=2)
+    (other,) = worker_ids(process) - {process.pid}
     wait_for_steps(process, tmp_path, 4)
     os.kill(other, signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
@@ -143,16 +143,16 @@ def test_killed_worker_ends_the_run_with_a_reason(tmp_path: Path, begin: Begin) 
     messages = [line for line in errors.splitlines() if "RuntimeError: one of the" in line]
     assert len(messages) == 1
     assert "one of the training processes was killed by signal 9; use --resume" in messages[0]
-    assert gone(other)
+    assert has_ended(other)
 
 
-def test_workers_exit_with_the_first_process(tmp_path: Path, begin: Begin) -> None:
-    process = begin(tmp_path, 10**6, processes=2)
-    (other,) = members(process) - {process.pid}
+def test_workers_exit_with_the_first_process(tmp_path: Path, start_run: StartRun) -> None:
+    process = start_run(tmp_path, 10**6, processes=2)
+    (other,) = worker_ids(process) - {process.pid}
     wait_for_steps(process, tmp_path, 4)
     process.kill()
     process.wait()
-    while not gone(other):  # until the time limit of the test
+    while not has_ended(other):  # until the time limit of the test
         signal.sigtimedwait([], 0.05)
 
 
@@ -251,10 +251,10 @@ USES_GLOO = Path("/proc/self/net/tcp").exists() and not torch.cuda.is_available(
 
 @pytest.mark.skipif(not USES_GLOO, reason="needs gloo on Linux")
 def test_process_group_uses_interface_of_environment(
-    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_run: StartRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(INTERFACE, "no_such_interface")
-    process = begin(tmp_path, 1, processes=2)
+    process = start_run(tmp_path, 1, processes=2)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "no_such_interface" in errors
