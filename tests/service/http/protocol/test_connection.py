@@ -14,18 +14,18 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.raw_connections import (
+from tests.service.fixtures import DEADLINE, GREY, FakeDecoder, build, talking_to, until
+from tests.service.http.protocol.raw_connections import (
     BODY,
     CHUNKED,
-    HEAD,
-    WHOLE,
-    check_refusal,
-    dial,
+    REQUEST,
+    REQUEST_HEAD,
+    check_error_reply,
+    closed_count,
+    connect,
     read_all,
     serve,
-    turned_away,
 )
-from tests.service.fixtures import DEADLINE, GREY, FakeDecoder, build, talking_to, until
 from tests.sse_client import parse_sse
 
 QUICK = {"header_seconds": 0.3, "body_seconds": 0.3, "send_seconds": 0.3, "keep_alive_seconds": 0.3}
@@ -43,7 +43,7 @@ def quick() -> Iterator[httpx.Client]:
         yield client
 
 
-def send_until_refused(connection: socket.socket, first: bytes, again: bytes, most: int) -> bytes:
+def send_until_rejected(connection: socket.socket, first: bytes, again: bytes, most: int) -> bytes:
     """Send ``first``, then ``again`` up to ``most`` bytes in all; return the reply."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(first)
@@ -69,8 +69,8 @@ ENDLESS = {
 @pytest.mark.parametrize("what", ENDLESS)
 def test_endless_headers_and_trailers_are_refused(patient: httpx.Client, what: str) -> None:
     first, again, status, code = ENDLESS[what]
-    with dial(patient) as connection:
-        check_refusal(send_until_refused(connection, first, again, 2_000_000), status, code)
+    with connect(patient) as connection:
+        check_error_reply(send_until_rejected(connection, first, again, 2_000_000), status, code)
     assert patient.get("/livez").text == "ok\n"
 
 
@@ -81,9 +81,9 @@ def test_endless_headers_and_trailers_are_refused(patient: httpx.Client, what: s
      b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", CHUNKED + b"no number\r\n"],
 )  # fmt: skip
 def test_malformed_http_gets_a_json_error(patient: httpx.Client, junk: bytes) -> None:
-    with dial(patient) as connection:
+    with connect(patient) as connection:
         connection.sendall(junk)
-        check_refusal(read_all(connection), 400, "malformed")
+        check_error_reply(read_all(connection), 400, "malformed")
 
 
 def test_a_rejection_is_counted_and_logged(
@@ -99,9 +99,9 @@ def test_a_rejection_is_counted_and_logged(
         return [float(one[1]) if one else 0.0 for one in found]
 
     before = counted()
-    with caplog.at_level(logging.INFO, "scanline.connections"), dial(patient) as connection:
+    with caplog.at_level(logging.INFO, "scanline.connections"), connect(patient) as connection:
         connection.sendall(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n")
-        check_refusal(read_all(connection), 414, "too_long")
+        check_error_reply(read_all(connection), 414, "too_long")
     assert counted() == [one + 1 for one in before]
     assert "414 the URL exceeds 8,192 bytes" in caplog.text
 
@@ -112,7 +112,7 @@ def test_large_headers_within_the_limits_are_accepted(patient: httpx.Client) -> 
 
 
 def test_trailers_are_ignored(patient: httpx.Client) -> None:
-    with dial(patient) as connection:
+    with connect(patient) as connection:
         chunk = b"%x\r\n%s\r\n" % (len(BODY), BODY)
         connection.sendall(CHUNKED + chunk + b"0\r\nAccept: image/png\r\nConnection: close\r\n\r\n")
         head = connection.recv(65536)
@@ -123,8 +123,8 @@ def test_trailers_are_ignored(patient: httpx.Client) -> None:
 def test_pipelined_and_upgraded_requests_are_answered_in_order(patient: httpx.Client) -> None:
     h2c = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
     last = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    with dial(patient) as connection:
-        connection.sendall(h2c + WHOLE + WHOLE + last)
+    with connect(patient) as connection:
+        connection.sendall(h2c + REQUEST + REQUEST + last)
         raw = read_all(connection)
     assert raw.count(b"HTTP/1.1 200 ") == 4
     assert raw.count(b'"object":"generation"') == 2
@@ -132,13 +132,15 @@ def test_pipelined_and_upgraded_requests_are_answered_in_order(patient: httpx.Cl
 
 def test_http_1_0_replies_are_not_chunked(patient: httpx.Client) -> None:
     body = b'{"seed": 1, "stream": true}'
-    head = (HEAD + b"Content-Length: %d\r\n\r\n" % len(body)).replace(b"HTTP/1.1", b"HTTP/1.0")
-    with dial(patient) as connection:
+    head = (REQUEST_HEAD + b"Content-Length: %d\r\n\r\n" % len(body)).replace(
+        b"HTTP/1.1", b"HTTP/1.0"
+    )
+    with connect(patient) as connection:
         connection.sendall(head + body)
         headers, _, content = read_all(connection).partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in headers.lower()
     assert [event.name for event in parse_sse(content)][-1] == "completed"
-    with dial(patient) as connection:
+    with connect(patient) as connection:
         connection.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
         headers, _, content = read_all(connection).partition(b"\r\n\r\n")
     assert b"content-length: 3" in headers
@@ -146,18 +148,18 @@ def test_http_1_0_replies_are_not_chunked(patient: httpx.Client) -> None:
 
 
 def test_a_flood_of_pipelined_requests_is_aborted(patient: httpx.Client) -> None:
-    with dial(patient) as connection, contextlib.suppress(ConnectionResetError):
-        assert send_until_refused(connection, b"", WHOLE * 100, 2_000_000).count(b"200 OK") < 200
+    with connect(patient) as connection, contextlib.suppress(ConnectionResetError):
+        assert send_until_rejected(connection, b"", REQUEST * 100, 2_000_000).count(b"200 OK") < 200
     assert patient.get("/livez").status_code == 200
 
 
 def test_an_incomplete_request_times_out(quick: httpx.Client) -> None:
-    for half in (b"G", b"GET /livez HTTP/1.1\r\nX-A", WHOLE[:-1], CHUNKED + b"5\r\n{"):
-        with dial(quick) as connection:
+    for half in (b"G", b"GET /livez HTTP/1.1\r\nX-A", REQUEST[:-1], CHUNKED + b"5\r\n{"):
+        with connect(quick) as connection:
             connection.sendall(half)
-            check_refusal(read_all(connection), 408, "timeout")
+            check_error_reply(read_all(connection), 408, "timeout")
     # Sending a byte now and then does not help.
-    with dial(quick) as connection:
+    with connect(quick) as connection:
         stop = threading.Event()
 
         def drip() -> None:
@@ -168,7 +170,7 @@ def test_an_incomplete_request_times_out(quick: httpx.Client) -> None:
 
         dripping = threading.Thread(target=drip)
         dripping.start()
-        check_refusal(read_all(connection), 408, "timeout")
+        check_error_reply(read_all(connection), 408, "timeout")
         stop.set()
         dripping.join()
 
@@ -176,25 +178,25 @@ def test_an_incomplete_request_times_out(quick: httpx.Client) -> None:
 def test_a_client_that_goes_on_after_a_rejection_is_rejected_once(
     quick: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = turned_away(quick, "late")
-    with dial(quick) as connection, caplog.at_level(logging.INFO):
+    before = closed_count(quick, "late")
+    with connect(quick) as connection, caplog.at_level(logging.INFO):
         connection.sendall(b"GET /livez HTTP/1.1\r\nno header\r\n\r\n")
-        check_refusal(read_all(connection), 400, "malformed")
+        check_error_reply(read_all(connection), 400, "malformed")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while True:  # longer than the timeout for headers
                 connection.sendall(b"x")
                 time.sleep(0.02)
-    assert turned_away(quick, "late") == before
+    assert closed_count(quick, "late") == before
     assert [r.getMessage() for r in caplog.records if r.name == "asyncio"] == []
 
 
 def test_idle_connections_time_out(quick: httpx.Client) -> None:
-    with dial(quick) as silent:
+    with connect(quick) as silent:
         assert read_all(silent) == b""
-    with dial(quick) as idle:
+    with connect(quick) as idle:
         idle.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
         assert read_all(idle).endswith(b"ok\n")
-    with dial(quick) as blank, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with connect(quick) as blank, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         while True:  # blank lines do not begin a request
             blank.sendall(b"\r\n")
             with contextlib.suppress(TimeoutError):
@@ -204,7 +206,7 @@ def test_idle_connections_time_out(quick: httpx.Client) -> None:
 
 
 def test_a_refused_body_that_goes_on_is_aborted(quick: httpx.Client) -> None:
-    with dial(quick) as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with connect(quick) as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
         connection.settimeout(0.05)
@@ -216,14 +218,14 @@ def test_a_refused_body_that_goes_on_is_aborted(quick: httpx.Client) -> None:
 
 
 def test_a_client_that_does_not_read_is_aborted(quick: httpx.Client) -> None:
-    before = turned_away(quick, "unread")
-    with dial(quick) as connection:
+    before = closed_count(quick, "unread")
+    with connect(quick) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         # More than the kernel buffers for a socket.
         connection.sendall(
             b"GET /docs/static/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n" * 12
         )
-        until(lambda: turned_away(quick, "unread") == before + 1, "the timeout")
+        until(lambda: closed_count(quick, "unread") == before + 1, "the timeout")
 
 
 @pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="needs POLLRDHUP")
@@ -237,15 +239,15 @@ def test_requests_of_disconnected_clients_are_dropped() -> None:
 
     app.add_api_route("/busy", busy)
     with talking_to(app) as client:
-        with dial(client) as first:
+        with connect(client) as first:
             first.sendall(b"GET /busy HTTP/1.1\r\nHost: x\r\n\r\n")
             assert held.wait(DEADLINE)
             for _ in range(20):  # the server accepts them only after they have disconnected
-                with dial(client) as connection:
-                    connection.sendall(WHOLE)
+                with connect(client) as connection:
+                    connection.sendall(REQUEST)
             go_on.set()
             assert first.recv(65536).startswith(b"HTTP/1.1 200 ")
-        until(lambda: turned_away(client, "left") == 20, "20 dropped requests")
+        until(lambda: closed_count(client, "left") == 20, "20 dropped requests")
         assert client.post("/v1/samples", json={}).status_code == 200
         engine = app_state.models["fake"].engine
         assert engine.queue.waiting == 0
@@ -259,25 +261,25 @@ def test_idle_connections_make_room(caplog: pytest.LogCaptureFixture) -> None:
         caplog.at_level(logging.WARNING, "scanline.connections"),
         contextlib.ExitStack() as stack,
     ):
-        silent = [stack.enter_context(dial(client)) for _ in range(20)]
+        silent = [stack.enter_context(connect(client)) for _ in range(20)]
         silent[-1].sendall(
             b"POST /v1/samples HTTP/1.1\r\nHost: x\r\n"
         )  # an incomplete request counts as idle
-        silent[-2].sendall(HEAD + b"Content-Length: 9\r\n\r\n{")
-        with dial(client) as other:
-            other.sendall(WHOLE)
+        silent[-2].sendall(REQUEST_HEAD + b"Content-Length: 9\r\n\r\n{")
+        with connect(client) as other:
+            other.sendall(REQUEST)
             assert other.recv(65536).startswith(b"HTTP/1.1 200 ")
         with contextlib.suppress(ConnectionResetError):
             assert silent[0].recv(1) == b""
-        assert turned_away(client, "crowded") >= 16
-        assert turned_away(client, "full") == 0
+        assert closed_count(client, "crowded") >= 16
+        assert closed_count(client, "full") == 0
     assert caplog.text.count("all 4 connections are taken: the longest idle is closed") == 1
 
 
 @pytest.mark.parametrize("length", ["0" * 5000 + "2", "9" * 5000], ids=["small", "huge"])
 def test_content_length_of_thousands_of_digits_is_valid(patient: httpx.Client, length: str) -> None:
     head = f"POST /v1/samples HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}"
-    with dial(patient) as connection:
+    with connect(patient) as connection:
         connection.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n{{}}".encode())
         reply = read_all(connection)
     assert reply.startswith(b"HTTP/1.1 200" if length[0] == "0" else b"HTTP/1.1 4"), reply

@@ -16,7 +16,14 @@ from scanline.service.http.protocol.connection import (
 )
 from scanline.service.http.protocol.connection_limiter import ConnectionLimits
 from tests.fake_clock import run_skipping
-from tests.fake_transport import GET, LIMITS, FakeServer, FakeTransport, reply, think
+from tests.service.http.protocol.fake_transport import (
+    GET,
+    LIMITS,
+    FakeServer,
+    FakeTransport,
+    reply_at_once,
+    reply_late,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,8 +33,8 @@ from tests.fake_transport import GET, LIMITS, FakeServer, FakeTransport, reply, 
 )
 def test_a_client_that_reads_too_slowly_is_aborted(left: int, seconds: int) -> None:
     async def read_some() -> None:
-        server = FakeServer(think)
-        connection, transport = server.enter()
+        server = FakeServer(reply_late)
+        connection, transport = server.connect()
         connection.data_received(GET)
         transport.unread = 10 * MIN_READ_BYTES
         connection.pause_writing()
@@ -38,7 +45,7 @@ def test_a_client_that_reads_too_slowly_is_aborted(left: int, seconds: int) -> N
         connection.connection_lost(None)  # stops its timers
         assert not aborted
         assert transport.aborted
-        assert server.turned_away("unread") == 1
+        assert server.closed_count("unread") == 1
 
     run_skipping(read_some())
 
@@ -54,7 +61,7 @@ def test_a_disconnect_reaches_the_first_of_two_pipelined_requests() -> None:
 
         server = FakeServer(wait_for_the_end)
         for how in ("leaves", "is refused"):
-            connection, _ = server.enter()
+            connection, _ = server.connect()
             connection.data_received(GET + GET)
             await asyncio.sleep(0.1)
             assert not messages
@@ -71,13 +78,13 @@ def test_a_disconnect_reaches_the_first_of_two_pipelined_requests() -> None:
 
 def test_a_disconnect_stops_the_write_timeout() -> None:
     async def leave() -> None:
-        server = FakeServer(reply)
-        connection, transport = server.enter()
+        server = FakeServer(reply_at_once)
+        connection, transport = server.connect()
         transport.unread = 10 * MIN_READ_BYTES
         connection.pause_writing()
         connection.connection_lost(None)
         await asyncio.sleep(5)
-        assert (server.turned_away("unread"), server.turned_away("late")) == (0, 0)
+        assert (server.closed_count("unread"), server.closed_count("late")) == (0, 0)
 
     run_skipping(leave())
 
@@ -94,7 +101,7 @@ def test_a_disconnect_stops_the_peer_check(
     monkeypatch.setattr(BoundedHttpProtocol, "_peer_closed", check)
 
     async def leave() -> None:
-        connection, _ = FakeServer(think).enter()
+        connection, _ = FakeServer(reply_late).connect()
         connection.data_received(GET * 2)
         await asyncio.sleep(PEER_CHECK_SECONDS * 1.5)
         assert len(checks) == 1
@@ -111,8 +118,8 @@ def test_unread_replies_are_limited_in_all(
     monkeypatch.setattr(connection_limiter, "MAX_UNSENT_BYTES", 1000)
 
     async def ask_and_read_nothing() -> None:
-        server = FakeServer(reply)
-        clients = [server.enter() for _ in range(4)]
+        server = FakeServer(reply_at_once)
+        clients = [server.connect() for _ in range(4)]
 
         def set_unread(who: int, unread: int) -> None:
             connection, transport = clients[who]
@@ -128,8 +135,8 @@ def test_unread_replies_are_limited_in_all(
         assert [transport.aborted for _, transport in clients] == [False, True, False, False]
         set_unread(0, 1001)
         assert [transport.aborted for _, transport in clients] == [True, True, True, True]
-        assert server.turned_away("unread") == 4
-        clients = [server.enter() for _ in range(1999)]
+        assert server.closed_count("unread") == 4
+        clients = [server.connect() for _ in range(1999)]
         for who in range(1998):
             set_unread(who, 1)
             clients[who][1].aborted = False
@@ -143,10 +150,10 @@ def test_each_of_many_new_connections_replaces_another() -> None:
     """The aborted connections have not been reported as lost yet."""
 
     async def connect() -> None:
-        server = FakeServer(reply, ConnectionLimits(connections=2))
-        transports = [server.enter()[1] for _ in range(5)]
+        server = FakeServer(reply_at_once, ConnectionLimits(connections=2))
+        transports = [server.connect()[1] for _ in range(5)]
         assert [transport.aborted for transport in transports] == [True, True, True, False, False]
-        assert server.turned_away("crowded") == 3
+        assert server.closed_count("crowded") == 3
 
     run_skipping(connect())
 
@@ -155,10 +162,10 @@ def test_the_client_with_the_most_connections_makes_room() -> None:
     """Its newest connection is closed, if the new client would not have more than it."""
 
     async def connect() -> None:
-        server = FakeServer(think, ConnectionLimits(connections=5))
+        server = FakeServer(reply_late, ConnectionLimits(connections=5))
 
         def ask(address: str) -> FakeTransport:
-            connection, transport = server.enter(address)
+            connection, transport = server.connect(address)
             if transport.aborted:
                 connection.connection_lost(None)
             else:
@@ -167,7 +174,7 @@ def test_the_client_with_the_most_connections_makes_room() -> None:
 
         crowd = [ask("10.0.0.1") for _ in range(5)]
         assert b"full" in ask("10.0.0.1").sent
-        assert server.turned_away("full") == 1
+        assert server.closed_count("full") == 1
         assert not any(transport.aborted for transport in crowd)
         others = [ask("2001:db8::1"), ask("2001:db8::2")]  # of the same /64 network
         assert [transport.aborted for transport in crowd] == [False] * 3 + [True] * 2
@@ -176,16 +183,16 @@ def test_the_client_with_the_most_connections_makes_room() -> None:
         another = ask("10.0.0.2")
         assert [transport.aborted for transport in crowd] == [False] * 2 + [True] * 3
         assert not any(transport.aborted for transport in [*others, another])
-        assert server.turned_away("share") == 3
-        assert server.turned_away("full") == 2
+        assert server.closed_count("share") == 3
+        assert server.closed_count("full") == 2
 
     run_skipping(connect())
 
 
 def test_a_connection_answered_before_its_body_ended_times_out() -> None:
     async def idle() -> None:
-        server = FakeServer(reply)
-        connection, transport = server.enter()
+        server = FakeServer(reply_at_once)
+        connection, transport = server.connect()
         connection.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
         await asyncio.sleep(0.1)
         connection.data_received(b"12345")
@@ -193,19 +200,19 @@ def test_a_connection_answered_before_its_body_ended_times_out() -> None:
         assert not transport.aborted
         await asyncio.sleep(0.2)
         assert transport.aborted
-        assert server.turned_away("late") == 1
+        assert server.closed_count("late") == 1
 
     run_skipping(idle())
 
 
 def test_an_answered_connection_makes_room() -> None:
     async def idle() -> None:
-        server = FakeServer(reply, ConnectionLimits(connections=1))
-        first, transport = server.enter()
+        server = FakeServer(reply_at_once, ConnectionLimits(connections=1))
+        first, transport = server.connect()
         first.data_received(GET)
         await asyncio.sleep(0.1)
         assert transport.sent.startswith(b"HTTP/1.1 204 ")
-        _, second = server.enter()
+        _, second = server.connect()
         assert (transport.aborted, second.aborted) == (True, False)
 
     run_skipping(idle())
@@ -213,12 +220,12 @@ def test_an_answered_connection_makes_room() -> None:
 
 def test_a_rejected_connection_makes_room() -> None:
     async def refuse() -> None:
-        server = FakeServer(think, ConnectionLimits(connections=1))
-        first, transport = server.enter()
+        server = FakeServer(reply_late, ConnectionLimits(connections=1))
+        first, transport = server.connect()
         first.data_received(GET)
         first.data_received(b"no HTTP\r\n\r\n")
         assert transport.sent.startswith(b"HTTP/1.1 400 ")
-        _, second = server.enter()
+        _, second = server.connect()
         assert (transport.aborted, second.aborted) == (True, False)
 
     run_skipping(refuse())
@@ -226,7 +233,7 @@ def test_a_rejected_connection_makes_room() -> None:
 
 def test_pipelined_requests_are_limited() -> None:
     async def hurry() -> None:
-        connection, transport = FakeServer(think).enter()
+        connection, transport = FakeServer(reply_late).connect()
         connection.data_received(GET * (1 + MAX_PIPELINED))
         assert not transport.aborted
         connection.data_received(GET)
@@ -238,7 +245,7 @@ def test_pipelined_requests_are_limited() -> None:
 
 def test_the_body_of_a_queued_request_does_not_time_out() -> None:
     async def queue() -> None:
-        connection, transport = FakeServer(think, LIMITS).enter()
+        connection, transport = FakeServer(reply_late, LIMITS).connect()
         connection.data_received(GET)
         connection.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
         await asyncio.sleep(10)
@@ -256,7 +263,7 @@ def test_a_rejection_disconnects_the_application_at_once() -> None:
         messages.append((await receive())["type"])
 
     async def break_off() -> None:
-        connection, _ = FakeServer(listen).enter()
+        connection, _ = FakeServer(listen).connect()
         connection.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         await asyncio.sleep(0)
         connection.data_received(b"no number\r\n")
@@ -268,13 +275,13 @@ def test_a_rejection_disconnects_the_application_at_once() -> None:
 
 def test_a_connection_answered_before_its_body_ended_makes_room() -> None:
     async def go_on() -> None:
-        server = FakeServer(reply, ConnectionLimits(connections=1))
-        first, transport = server.enter()
+        server = FakeServer(reply_at_once, ConnectionLimits(connections=1))
+        first, transport = server.connect()
         first.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
         await asyncio.sleep(0.1)
         assert transport.sent.startswith(b"HTTP/1.1 204 ")
         first.data_received(b"12345")
-        _, second = server.enter()
+        _, second = server.connect()
         assert (transport.aborted, second.aborted) == (True, False)
 
     run_skipping(go_on())
@@ -282,22 +289,22 @@ def test_a_connection_answered_before_its_body_ended_makes_room() -> None:
 
 def test_lingering_connections_make_no_room() -> None:
     async def connect() -> None:
-        server = FakeServer(think, ConnectionLimits(connections=2))
+        server = FakeServer(reply_late, ConnectionLimits(connections=2))
         for _ in range(2):
-            server.enter("10.0.0.1")[0].data_received(GET)
-        more = [server.enter("10.0.0.1")[1] for _ in range(3)]
+            server.connect("10.0.0.1")[0].data_received(GET)
+        more = [server.connect("10.0.0.1")[1] for _ in range(3)]
         assert all(b"full" in transport.sent for transport in more)
-        assert server.turned_away("full") == 3
+        assert server.closed_count("full") == 3
 
     run_skipping(connect())
 
 
 def test_closed_lingering_connections_make_no_room() -> None:
     async def connect() -> None:
-        server = FakeServer(think, ConnectionLimits(connections=1))
-        server.enter("10.0.0.1")[0].data_received(GET)
+        server = FakeServer(reply_late, ConnectionLimits(connections=1))
+        server.connect("10.0.0.1")[0].data_received(GET)
         for _ in range(connection_limiter.MAX_LINGERING + 3):
-            connection, transport = server.enter("10.0.0.1")
+            connection, transport = server.connect("10.0.0.1")
             assert b"full" in transport.sent
             connection.connection_lost(None)
 

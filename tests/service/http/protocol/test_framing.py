@@ -9,13 +9,13 @@ from starlette.types import Receive, Scope, Send
 
 from scanline.service.http.protocol.connection import MAX_HEADERS
 from tests.fake_clock import run_skipping
-from tests.fake_transport import GET, FakeServer, reply
+from tests.service.http.protocol.fake_transport import GET, FakeServer, reply_at_once
 
 
 @pytest.mark.parametrize(("more", "status"), [(0, b"204"), (1, b"431")], ids=["all", "one more"])
 def test_the_number_of_headers_is_limited(more: int, status: bytes) -> None:
     async def ask() -> None:
-        connection, transport = FakeServer(reply).enter()
+        connection, transport = FakeServer(reply_at_once).connect()
         others = b"X-A: b\r\n" * (MAX_HEADERS - 1 + more)
         connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n" + others + b"\r\n")
         await asyncio.sleep(0.1)
@@ -55,7 +55,7 @@ def test_a_body_after_an_upgrade_offer_is_not_parsed_as_a_request(
 
     async def smuggle() -> None:
         server = FakeServer(echo)
-        connection, transport = server.enter()
+        connection, transport = server.connect()
         for start in range(0, len(sent), at_once):
             connection.data_received(sent[start : start + at_once])
         await asyncio.sleep(0.1)
@@ -72,7 +72,7 @@ def test_a_body_after_an_upgrade_offer_with_connection_close(version: str) -> No
     head = f"PUT /a HTTP/{version}\r\nHost: x\r\n{upgrade}\r\nContent-Length: {len(GET)}\r\n\r\n"
 
     async def ask() -> None:
-        connection, transport = FakeServer(echo).enter()
+        connection, transport = FakeServer(echo).connect()
         connection.data_received(head.encode() + GET + GET)
         await asyncio.sleep(0.1)
         assert transport.sent.count(b"HTTP/1.1 200 OK\r\n") == 1
@@ -98,7 +98,7 @@ def test_a_body_after_an_upgrade_offer_with_connection_close(version: str) -> No
 )
 def test_headers_follow_rfc_9112(head: str, status: int) -> None:
     async def ask() -> None:
-        connection, transport = FakeServer(reply).enter()
+        connection, transport = FakeServer(reply_at_once).connect()
         connection.data_received(f"{head}\r\n\r\n".encode())
         await asyncio.sleep(0.1)
         assert transport.sent.startswith(f"HTTP/1.1 {status} ".encode())

@@ -21,7 +21,6 @@ from starlette.types import Receive, Scope, Send
 from scanline.service.http.protocol import connection as connections
 from scanline.service.http.protocol import connection_limiter
 from scanline.service.state import AppState
-from tests.raw_connections import HEAD, WHOLE, check_refusal, dial, read_all, serve, turned_away
 from tests.service.fixtures import (
     DEADLINE,
     GREY,
@@ -32,15 +31,24 @@ from tests.service.fixtures import (
     talking_to,
     until,
 )
+from tests.service.http.protocol.raw_connections import (
+    REQUEST,
+    REQUEST_HEAD,
+    check_error_reply,
+    closed_count,
+    connect,
+    read_all,
+    serve,
+)
 
 
 @contextlib.contextmanager
-def dialled(app_state: AppState, app: FastAPI) -> Iterator[socket.socket]:
+def connected(app_state: AppState, app: FastAPI) -> Iterator[socket.socket]:
     """Serve an application and yield a connection to it."""
     with (
         listening(app, lambda: app_state.ready) as url,
         httpx.Client(base_url=url, timeout=60) as client,
-        dial(client) as connection,
+        connect(client) as connection,
     ):
         yield connection
 
@@ -57,21 +65,23 @@ def test_a_client_that_sends_too_much_can_read_its_error(announced: bool, closes
         piece = b"%x\r\n%s\r\n" % (len(body), body)
     with serve(max_json=1024) as client:
         for _ in range(4):
-            with dial(client) as connection:
-                connection.sendall(HEAD + closes + length + piece * (size // len(body)) + end)
-                check_refusal(read_all(connection), 413, "too_large")
+            with connect(client) as connection:
+                connection.sendall(
+                    REQUEST_HEAD + closes + length + piece * (size // len(body)) + end
+                )
+                check_error_reply(read_all(connection), 413, "too_large")
 
 
 def test_a_client_that_sends_on_gets_one_error_and_is_not_counted_as_late() -> None:
     body = b"Connection: close\r\nContent-Length: 9999999\r\n\r\n" + b" " * 2**16
     with serve(max_json=1024, header_seconds=0.5) as client:
-        with dial(client) as connection:
-            connection.sendall(HEAD + body)
+        with connect(client) as connection:
+            connection.sendall(REQUEST_HEAD + body)
             reply = connection.recv(65536)
             with contextlib.suppress(ConnectionResetError):
                 reply += read_all(connection)
-            check_refusal(reply, 413, "too_large")
-        assert turned_away(client, "late") == 0
+            check_error_reply(reply, 413, "too_large")
+        assert closed_count(client, "late") == 0
 
 
 def test_a_connection_over_the_limit_gets_a_json_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -85,20 +95,20 @@ def test_a_connection_over_the_limit_gets_a_json_error(caplog: pytest.LogCapture
         caplog.at_level(logging.WARNING, "scanline.connections"),
         contextlib.ExitStack() as stack,
     ):
-        busy = [stack.enter_context(dial(client)) for _ in range(2)]
+        busy = [stack.enter_context(connect(client)) for _ in range(2)]
         for connection in busy:
-            connection.sendall(WHOLE)
+            connection.sendall(REQUEST)
         engine = app_state.models["fake"].engine
         until(lambda: engine.slots_in_use + engine.queue.waiting == 2, "two requests")
         for _ in range(8):  # each sends its request before it reads the error
-            with dial(client) as refused:
-                refused.sendall(WHOLE)
-                check_refusal(read_all(refused), 503, "full")
+            with connect(client) as refused:
+                refused.sendall(REQUEST)
+                check_error_reply(read_all(refused), 503, "full")
         go_on.set()
         for connection in busy:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
             connection.close()
-        until(lambda: turned_away(client, "full") >= 1)
+        until(lambda: closed_count(client, "full") >= 1)
     assert "all 2 connections are taken: a new one is refused" in caplog.text
 
 
@@ -118,7 +128,7 @@ def test_a_request_that_ends_during_its_reply_gets_all_of_it() -> None:
             await send(body)
 
     app.add_api_route("/large", lambda: Pieces(), methods=["POST"])
-    with dialled(app_state, app) as connection:
+    with connected(app_state, app) as connection:
         connection.sendall(b"POST /large HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         assert waits.wait(DEADLINE)
         connection.sendall(b"0\r\n\r\n")
@@ -143,7 +153,7 @@ def test_a_half_closed_connection_gets_its_reply(monkeypatch: pytest.MonkeyPatch
         return StreamingResponse(pieces(), headers={"Content-Length": "9"})
 
     app.add_api_route("/slow", slow)
-    with dialled(app_state, app) as connection:
+    with connected(app_state, app) as connection:
         connection.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
         assert shown.wait(DEADLINE)
         connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -161,13 +171,13 @@ def test_lingering_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> N
     app_state, app = build({"max_connections": 1}, {"fake": decoder})
     with listening(app, lambda: app_state.ready) as url, contextlib.ExitStack() as stack:
         client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
-        busy = stack.enter_context(dial(client))
-        busy.sendall(WHOLE)
+        busy = stack.enter_context(connect(client))
+        busy.sendall(REQUEST)
         engine = app_state.models["fake"].engine
         until(lambda: engine.slots_in_use + engine.queue.waiting == 1, "a request")
         for _ in range(3):
-            refused = stack.enter_context(dial(client))
-            check_refusal(read_all(refused), 503, "full")
+            refused = stack.enter_context(connect(client))
+            check_error_reply(read_all(refused), 503, "full")
         with pytest.raises((BrokenPipeError, ConnectionResetError)):  # the third does not linger
             until(lambda: refused.sendall(b" "), "its end")
         go_on.set()
@@ -175,8 +185,8 @@ def test_lingering_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> N
         busy.close()
         # Lingering connections do not count towards the limit.
         until(lambda: engine.running == 0)
-        with dial(client) as another:
-            another.sendall(WHOLE)
+        with connect(client) as another:
+            another.sendall(REQUEST)
             assert another.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
@@ -189,11 +199,11 @@ def test_a_disconnect_with_a_queued_request_cancels_the_generation(
     decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
     app_state, app = build({"grace_seconds": 0}, {"fake": decoder})
     with talking_to(app) as client:
-        with dial(client) as connection:
-            connection.sendall(WHOLE)
+        with connect(client) as connection:
+            connection.sendall(REQUEST)
             until(lambda: app_state.models["fake"].engine.running == 1, "a running image")
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-        until(lambda: turned_away(client, "left") == 1, "the disconnect")
+        until(lambda: closed_count(client, "left") == 1, "the disconnect")
         go_on.set()
         until(lambda: idle(app_state), "the cancellation")
         text = client.get("/metrics").text

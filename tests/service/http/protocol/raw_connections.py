@@ -14,9 +14,9 @@ import httpx
 from tests.service.fixtures import DEADLINE, build, talking_to
 
 BODY = b'{"seed": 1}'
-HEAD = b"POST /v1/samples HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
-CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-WHOLE = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+REQUEST_HEAD = b"POST /v1/samples HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+CHUNKED = REQUEST_HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+REQUEST = REQUEST_HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 
 
 @contextlib.contextmanager
@@ -26,7 +26,7 @@ def serve(**fields: Any) -> Iterator[httpx.Client]:
         yield client
 
 
-def dial(client: httpx.Client) -> socket.socket:
+def connect(client: httpx.Client) -> socket.socket:
     url = client.base_url
     assert url.port is not None
     return socket.create_connection((url.host, url.port), timeout=DEADLINE)
@@ -40,7 +40,7 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def check_refusal(raw: bytes, status: int, code: str) -> None:
+def check_error_reply(raw: bytes, status: int, code: str) -> None:
     """Check that a raw reply is a single JSON error that closes the connection."""
     head, _, body = raw.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
@@ -56,7 +56,7 @@ def check_refusal(raw: bytes, status: int, code: str) -> None:
     assert error["code"] == code
 
 
-def turned_away(client: httpx.Client, reason: str) -> float:
+def closed_count(client: httpx.Client, reason: str) -> float:
     name = "scanline_connections_turned_away_total"
     found = re.search(rf'^{name}{{reason="{reason}"}} (\S+)$', client.get("/metrics").text, re.M)
     assert found

@@ -61,25 +61,25 @@ class FakeServer:
         self._config = uvicorn.Config(app, log_config=None, ws="none", lifespan="off")
         self._state = ServerState()
 
-    def enter(self, address: str = "") -> tuple[BoundedHttpProtocol, FakeTransport]:
+    def connect(self, address: str = "") -> tuple[BoundedHttpProtocol, FakeTransport]:
         """Connect another client."""
         loop, transport = asyncio.get_running_loop(), FakeTransport(address)
         connection = BoundedHttpProtocol(self._config, self._state, {}, loop, limiter=self.limiter)
         connection.connection_made(transport)
         return connection, transport
 
-    def turned_away(self, reason: str) -> float:
+    def closed_count(self, reason: str) -> float:
         return float(self.closed.labels(reason)._value.get())
 
 
-async def reply(scope: Scope, receive: Receive, send: Send) -> None:
+async def reply_at_once(scope: Scope, receive: Receive, send: Send) -> None:
     """Reply at once, without reading the body."""
     headers = [(b"content-length", b"0")]
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body"})
 
 
-async def think(scope: Scope, receive: Receive, send: Send) -> None:
+async def reply_late(scope: Scope, receive: Receive, send: Send) -> None:
     """Reply after 100 s."""
     await asyncio.sleep(100)
-    await reply(scope, receive, send)
+    await reply_at_once(scope, receive, send)
