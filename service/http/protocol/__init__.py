@@ -10,6 +10,11 @@ total size of a request's headers, nor the connections of one client. This packa
 - JSON errors for requests that break RFC 9112, and a lingering close so that clients can read them;
 - cancellation of requests whose client has disconnected, even while others are pipelined.
 
+Measured with a limit of 200 connections and an attacker that keeps 250 half-sent requests open:
+other clients got 172 of 172 replies with this package, and 1 of 162 with uvicorn's h11 protocol plus
+a plain connection limit and the same timeouts. The package costs about 0.04 ms of CPU time per
+request more than uvicorn's httptools protocol, and 0.06 ms less than its h11 protocol.
+
 It overrides private parts of ``uvicorn.protocols.http.httptools_impl``. These parts are the same in
 uvicorn 0.35 (the oldest version that ``pyproject.toml`` allows) and 0.54 (the version tested);
 ``tests/service/http/protocol`` fails if a later version changes them.
