@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -11,7 +12,9 @@ from pydantic import ValidationError
 from scanline.service.cli.main import main
 from scanline.service.http.protocol.connection_limiter import ConnectionLimits
 from scanline.service.settings import Settings
-from tests.service.fixtures import logs_kept
+from tests.service.fixtures import (
+    logs_kept,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -221,3 +224,18 @@ def test_a_port_that_is_not_a_service_link_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setenv("SCANLINE_HTTP_PORT", "9000")
     with pytest.raises(ValueError, match="SCANLINE_HTTP_PORT is not a setting"):
         Settings()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"api_key": "a,,b"}, "contains a blank key"),
+        ({"trusted_proxies": "nginx"}, "nginx"),
+        ({"frame_ancestors": "https://日本.example"}, "日本.example' is not \\* or an origin"),
+        ({"frame_ancestors": "https://a.example;script-src *"}, "is not \\* or an origin"),
+        ({"max_images": 20, "max_images_per_caller": 10}, "at least max_images 20"),
+    ],
+)
+def test_invalid_settings_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        Settings(**fields)

@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 
 import httpx
-import numpy as np
 import pytest
 
-from scanline.service.api.replies import Usage
-from scanline.service.engine.generation import CanvasView, Generation, GenerationSpec
-from tests.fake_clock import Clock
-from tests.service.fixtures import GREY, build, check_error, listening
+from tests.service.fixtures import check_error
 
 
 @pytest.mark.parametrize(
@@ -81,36 +77,3 @@ def test_a_stream_gives_values_too(client: httpx.Client) -> None:
     plain = client.post("/v1/samples", json={"output": "values", "seed": 5}).json()
     assert data["values"] == plain["images"][0]["values"]
     assert "png" not in data
-
-
-def test_usage_separates_waiting_from_drawing() -> None:
-    clock = Clock()
-    generation = Generation("it", GREY, GenerationSpec(n=1, seed=0), clock)
-    clock.now += 3
-    assert Usage.of(generation) == Usage(pixels=0, seconds=0, queue_seconds=3, pixels_per_second=0)
-    generation.started = clock.now
-    place = CanvasView(np.zeros((GREY.pixels, 1), np.uint8), np.array([10], np.int32))
-    generation.images[0].start(place)
-    clock.now += 2
-    so_far = Usage(pixels=10, seconds=2, queue_seconds=3, pixels_per_second=5)
-    assert Usage.of(generation) == so_far
-    generation.finish(clock.now)
-    clock.now += 9
-    assert Usage.of(generation) == so_far
-
-
-def test_the_api_key_is_checked_before_the_body() -> None:
-    app_state, app = build({"api_key": "secret"}, None)
-    with listening(app, lambda: app_state.ready) as url:
-        broken = {"Content-Type": "application/json"}
-        reply = httpx.post(f"{url}/v1/samples", content=b"{", headers=broken, timeout=60)
-        assert reply.status_code == 401
-        headers = broken | {"Authorization": "bearer secret"}
-        assert (
-            httpx.post(f"{url}/v1/samples", content=b"{", headers=headers, timeout=60).status_code
-            == 400
-        )
-        headers = {"Authorization": "Bearer secret"}
-        assert (
-            httpx.post(f"{url}/v1/samples", json={}, headers=headers, timeout=60).status_code == 200
-        )

@@ -1,0 +1,99 @@
+"""Tests of API keys, and of limits per caller."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.service.fixtures import (
+    GREY,
+    FakeDecoder,
+    build,
+    check_error,
+    listening,
+    until,
+)
+
+
+def test_several_api_keys_each_have_a_name() -> None:
+    app_state, app = build({"api_key": "one, zwei ,öß"})
+    with listening(app, lambda: app_state.ready) as url:
+
+        def ask(key: str, scheme: str = "Bearer") -> httpx.Response:
+            given = f"{scheme} {key}".encode()
+            headers = [(b"Authorization", given), (b"Idempotency-Key", b"k")]
+            return httpx.post(f"{url}/v1/samples", json={}, headers=headers, timeout=60)
+
+        ids = [ask(key).json()["id"] for key in ("one", "zwei", "öß", "one")]
+        assert len(set(ids)) == 3
+        assert ids[0] == ids[3]
+        assert ask("one", "bearer").status_code == 200
+        assert ask("  one").status_code == 200  # RFC 9110 allows several blanks
+        for wrong in ("x", "one,zwei", "on", "one2", "three"):
+            check_error(ask(wrong), 401, "invalid_api_key")
+        check_error(ask("one", "Basic"), 401, "invalid_api_key")
+
+
+def test_idempotency_keys_are_separate_per_caller() -> None:
+    """Without API keys, the caller is the client's address."""
+    app_state, app = build({"trusted_proxies": "127.0.0.1"})
+    with listening(app, lambda: app_state.ready) as url:
+
+        def ask(address: str, n: int) -> httpx.Response:
+            headers = {"X-Forwarded-For": address, "Idempotency-Key": "1"}
+            return httpx.post(f"{url}/v1/samples", json={"n": n}, headers=headers, timeout=60)
+
+        first, other = ask("192.0.2.1", 1), ask("192.0.2.2", 2)
+        assert (first.status_code, other.status_code) == (200, 200)
+        assert ask("192.0.2.1", 1).json()["id"] == first.json()["id"]
+        check_error(ask("192.0.2.1", 2), 422, "idempotency_key_reused")
+
+
+@pytest.mark.parametrize("keys", ["a,b", ""])
+def test_images_in_flight_are_limited_per_caller(keys: str) -> None:
+    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
+    fields = {
+        "api_key": keys, "max_images": 4, "max_images_per_caller": 5, "trusted_proxies": "127.0.0.1"
+    }  # fmt: skip
+    app_state, app = build(fields, {"grey": decoder})
+    with listening(app, lambda: app_state.ready) as url, ThreadPoolExecutor(4) as pool:
+
+        def ask(who: str, n: int) -> httpx.Response:
+            address = {"a": "192.0.2.1", "b": "192.0.2.2"}[who]
+            headers = {"Authorization": f"Bearer {who}", "X-Forwarded-For": address}
+            body = {"n": n}
+            return httpx.post(f"{url}/v1/samples", json=body, headers=headers, timeout=60)
+
+        first = pool.submit(ask, "a", 4)
+        engine = app_state.models["grey"].engine
+        until(lambda: engine.queue.waiting == 2)
+        refused = ask("a", 2)
+        message = check_error(refused, 429, "too_many_in_flight")
+        assert "you have 4 images in flight, and the limit is 5" in message
+        assert refused.headers["retry-after"] == "1"
+        others = [pool.submit(ask, "a", 1), pool.submit(ask, "b", 4)]
+        until(lambda: engine.queue.waiting == 7)
+        go_on.set()
+        assert {one.result().status_code for one in (first, *others)} == {200}
+        assert ask("a", 4).status_code == 200  # finished images do not count
+
+
+def test_the_api_key_is_checked_before_the_body() -> None:
+    app_state, app = build({"api_key": "secret"}, None)
+    with listening(app, lambda: app_state.ready) as url:
+        broken = {"Content-Type": "application/json"}
+        reply = httpx.post(f"{url}/v1/samples", content=b"{", headers=broken, timeout=60)
+        assert reply.status_code == 401
+        headers = broken | {"Authorization": "bearer secret"}
+        assert (
+            httpx.post(f"{url}/v1/samples", content=b"{", headers=headers, timeout=60).status_code
+            == 400
+        )
+        headers = {"Authorization": "Bearer secret"}
+        assert (
+            httpx.post(f"{url}/v1/samples", json={}, headers=headers, timeout=60).status_code == 200
+        )

@@ -1,0 +1,126 @@
+"""Tests of metrics and health checks."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import yaml
+
+from scanline.service import __version__
+from scanline.service.state import AppState
+from tests.conftest import ROOT
+from tests.service.fixtures import (
+    build,
+    check_error,
+    held_server,
+    talking_to,
+    until,
+)
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
+    """Yield a server whose decoder has one slot, and draws nothing until released."""
+    with held_server(1, {"max_waiting": 8, "max_images": 4}) as held:
+        yield held
+
+
+def value(client: httpx.Client, metric: str) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return next((float(line.split()[-1]) for line in lines if line.startswith(f"{metric} ")), 0.0)
+
+
+def test_alerts_use_existing_metrics() -> None:
+    rules = re.search(r"```yaml\n(groups:.*?)```", (ROOT / "docs/operations.md").read_text(), re.S)
+    assert rules
+    (group,) = yaml.safe_load(rules[1])["groups"]
+    expressions = " ".join(rule["expr"] for rule in group["rules"])
+    names = set(re.findall(r"scanline_\w+", expressions))
+    reasons = re.findall(r'reason=~"([^"]+)"', expressions)[0].split("|")
+    _, app = build()
+    with talking_to(app) as client:
+        client.post("/v1/samples", json={"n": 1})
+        text = client.get("/metrics").text
+    assert len(names) == 5
+    for name in names:
+        assert re.search(rf"^{name}[{{ ]", text, re.M), name
+    for reason in reasons:
+        assert f'scanline_refused_total{{reason="{reason}"}}' in text
+
+
+def test_request_metrics() -> None:
+    _, app = build()
+    with talking_to(app) as client:
+        client.post("/v1/samples", json={"n": 3})
+        for method in ("PURGE", "PATCH"):  # neither gets a time series of its own
+            client.request(method, "/v1/models")
+        text = client.get("/metrics").text
+    for line in (
+        'scanline_generation_seconds_count{model="grey"} 1.0',
+        'scanline_generation_seconds_count{model="colour"} 0.0',
+        'scanline_request_seconds_count{method="POST",route="/v1/samples"} 1.0',
+        'scanline_requests_total{method="POST",route="/v1/samples",status="200"} 1.0',
+        'scanline_requests_total{method="other",route="/v1/models",status="405"} 2.0',
+        'scanline_refused_total{reason="queue_full"} 0.0',
+        "scanline_open_streams 0.0",
+        "scanline_connections 1.0",
+        'scanline_waiting_work{kind="score"} 0.0',
+        'scanline_slots_in_use{model="grey"} 0.0',
+    ):
+        assert line in text, f"{line}\n\n{text}"
+    assert re.search(rf'scanline_build_info{{.*version="{re.escape(__version__)}"}} 1.0', text)
+    for name in ("process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"):
+        assert f"\n{name} " in text
+    assert "_created" not in text
+
+
+def test_refusals_are_counted_by_error_code(
+    held: tuple[AppState, httpx.Client, threading.Event],
+) -> None:
+    app_state, client, _ = held
+    for _ in range(3):
+        client.post("/v1/samples", json={"n": 4}, headers={"Prefer": "respond-async"})
+        # Before the first image has a slot, a caller may not have eight images waiting.
+        until(lambda: app_state.models["grey"].engine.slots_in_use == 1)
+    client.post("/v1/samples", json={"n": 0})
+    client.post("/v1/samples", content=b"x", headers={"Content-Encoding": "gzip"})
+    client.get("/v1/generations/none")
+    for reason, count in (
+        ("queue_full", 1), ("greater_than_equal", 1), ("unsupported_encoding", 1),
+        ("generation_not_found", 1), ("too_many_in_flight", 0),
+    ):  # fmt: skip
+        assert value(client, f'scanline_refused_total{{reason="{reason}"}}') == count, reason
+
+
+def test_a_stuck_step_fails_the_health_checks(
+    held: tuple[AppState, httpx.Client, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scanline.service.engine.engine.STUCK_SECONDS", 0.05)
+    _, client, go_on = held
+    begun = client.post("/v1/samples", json={}, headers={"Prefer": "respond-async"})
+    until(lambda: client.get("/livez").status_code == 503)
+    why = check_error(client.get("/livez"), 503, "not_ready")
+    assert "the engine of grey is stuck: restart the server" in why
+    assert "no engine of grey is running" in check_error(client.get("/readyz"), 503, "not_ready")
+    go_on.set()
+    until(lambda: client.get("/livez").text == "ok\n")
+    until(lambda: client.get(begun.headers["location"]).json()["status"] == "finished")
+    assert client.get("/readyz").text == "ready\n"
+
+
+def test_open_streams_are_counted(
+    held: tuple[AppState, httpx.Client, threading.Event],
+) -> None:
+    _, client, go_on = held
+    body = {"stream": True}
+    with client.stream("POST", "/v1/samples", json=body) as one:
+        with client.stream("POST", "/v1/samples", json=body):
+            until(lambda: value(client, "scanline_open_streams") == 2)
+        until(lambda: value(client, "scanline_open_streams") == 1)
+        go_on.set()
+        one.read()
+    until(lambda: value(client, "scanline_open_streams") == 0)
