@@ -131,7 +131,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
-def unfrozen() -> Iterator[None]:
+def gc_unfrozen() -> Iterator[None]:
     """Undo the freezing of ``pytest_collection_finish`` during a test."""
     gc.unfreeze()
     yield
@@ -140,7 +140,7 @@ def unfrozen() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _as_alone() -> Iterator[None]:
+def _fixed_seed_and_log_level() -> Iterator[None]:
     """Run every test with the same seed and log level, so that a failure repeats when run alone."""
     torch.manual_seed(0)
     level = logging.root.level
@@ -149,7 +149,7 @@ def _as_alone() -> Iterator[None]:
 
 
 @pytest.fixture
-def hangups() -> Iterator[None]:
+def default_sighup() -> Iterator[None]:
     """Restore SIGHUP's default action, also for child processes and under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
@@ -157,7 +157,7 @@ def hangups() -> Iterator[None]:
 
 
 @pytest.fixture
-def settled() -> Iterator[None]:
+def restored_interpreter() -> Iterator[None]:
     """Restore the interpreter settings that a serving process changes."""
     interval = sys.getswitchinterval()
     yield
@@ -165,7 +165,7 @@ def settled() -> Iterator[None]:
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set ``SCANLINE_CACHE`` to a folder that holds only the compiled native libraries."""
     folder = tmp_path / "cache"
     folder.mkdir()
@@ -177,13 +177,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def some_of(isas: Sequence[str]) -> list[Any]:
+def isa_params(isas: Sequence[str]) -> list[Any]:
     """Return ISA parameters: this CPU's best, AVX2 and portable; the others are marked broad."""
     usual = (cpu_isas()[0], "avx2", "portable")
     return [pytest.param(i, marks=() if i in usual else pytest.mark.broad, id=i) for i in isas]
 
 
-def build_sooner(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_fast_build(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile an ISA with -O1, unless it is this CPU's best or AVX2."""
     if isa not in (cpu_isas()[0], "avx2"):
         monkeypatch.setenv("SCANLINE_CXXFLAGS", "-O1")

@@ -53,9 +53,9 @@ def page_in(service: Path) -> set[str]:
 
 
 def test_the_wheel_works_next_to_modules_with_common_names(
-    source: Path, tmp_path: Path, own_cache: Path
+    source: Path, tmp_path: Path, cache_folder: Path
 ) -> None:
-    builds = {*own_cache.iterdir()}
+    builds = {*cache_folder.iterdir()}
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--verbose"]
     run(*PIP, "wheel", ".", *options, "--wheel-dir", tmp_path, cwd=source)
     (wheel,) = tmp_path.glob("*.whl")
@@ -65,13 +65,13 @@ def test_the_wheel_works_next_to_modules_with_common_names(
     (elsewhere / "kernels").mkdir(parents=True)
     for name in ("model.py", "service.py", "kernels/__init__.py"):
         (elsewhere / name).write_text("raise ImportError('user else wrote this')\n")
-    settings = {"PYTHONPATH": str(installed), "SCANLINE_CACHE": str(own_cache)}
+    settings = {"PYTHONPATH": str(installed), "SCANLINE_CACHE": str(cache_folder)}
     command = [sys.executable, "-m", "scanline.service", "sample", "seven.png"]
     options = ["-n", "1", "--model", "mnist", "--label", "7", "--scale", "1"]
     run(*command, *options, cwd=elsewhere, **settings)
     with Image.open(elsewhere / "seven.png") as picture:
         assert picture.size == (28, 28)
-    assert {*own_cache.iterdir()} == builds, "its native code is not the checkout's"
+    assert {*cache_folder.iterdir()} == builds, "its native code is not the checkout's"
     where = "import scanline.service.app as app; print(app.__file__)"
     said = run(sys.executable, "-c", where, cwd=elsewhere, **settings)
     assert said == f"{installed / 'scanline' / 'service' / 'app.py'}\n"

@@ -10,7 +10,7 @@ import pytest
 from scanline.service.runtime_tuning import SWITCH_INTERVAL_SECONDS, tune_interpreter
 
 
-@pytest.mark.usefixtures("settled")
+@pytest.mark.usefixtures("restored_interpreter")
 def test_existing_objects_are_frozen_and_new_garbage_is_collected() -> None:
     loaded = [{"kept": number} for number in range(100)]
     tune_interpreter()

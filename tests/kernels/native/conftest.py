@@ -10,16 +10,16 @@ import pytest
 from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import FLAGS, NativeBuildError, find_compiler
 from scanline.kernels.native.cpu import ISAS, cpu_isas, machine_isas
-from tests.conftest import build_sooner, some_of
+from tests.conftest import isa_params, use_fast_build
 
 
-@pytest.fixture(params=some_of(machine_isas()))
+@pytest.fixture(params=isa_params(machine_isas()))
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return each ISA of this architecture; skip those that the CPU or the compiler lacks."""
     name = str(request.param)
     if name not in cpu_isas():
         pytest.skip(f"this CPU has no {name}")
-    build_sooner(name, monkeypatch)
+    use_fast_build(name, monkeypatch)
     try:
         native.load_library(name)
     except NativeBuildError as error:
@@ -52,7 +52,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built() -> Path:
     """Return the path of the shared portable build."""
     with pytest.MonkeyPatch.context() as sooner:
-        build_sooner("portable", sooner)
+        use_fast_build("portable", sooner)
         name: str = native.load_library("portable")._name
     return Path(name)
 

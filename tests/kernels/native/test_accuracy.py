@@ -18,7 +18,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.data.dataset import load_dataset
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.native import NativeDecoder
-from tests.conftest import assert_close, build_sooner, some_of, tiny_config
+from tests.conftest import assert_close, isa_params, tiny_config, use_fast_build
 from tests.kernels.native.fixtures import (
     DTYPES,
     ERRORS,
@@ -70,7 +70,7 @@ def is_covered_elsewhere(isa: str, number: int) -> bool:
             *isa.values, config, marks=[*isa.marks, *([pytest.mark.broad] if covered else [])],
             id=f"{isa.id}-{name}",
         )
-        for isa in some_of(machine_isas())
+        for isa in isa_params(machine_isas())
         for number, (name, config) in enumerate((FEW | ODD_SIZES).items())
         for covered in [name in FEW and is_covered_elsewhere(isa.id, number)]
     ],
@@ -262,6 +262,6 @@ def test_amx_gives_the_same_bytes_as_avx512(
 ) -> None:
     network, inputs = network_for(config), masked(config, 37, seed=1)
     decoder = NativeDecoder(network, 37, 1, precision=precision, isa="amx")
-    build_sooner("avx512bf16", monkeypatch)
+    use_fast_build("avx512bf16", monkeypatch)
     plain = NativeDecoder(network, 37, 1, precision=precision, isa="avx512bf16")
     check_same_bytes(plain, decoder, inputs)

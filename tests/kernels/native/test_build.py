@@ -20,7 +20,7 @@ from scanline.kernels.native.cpu import ISAS, cpu_isas, machine_isas
 from scanline.model.decoders.base import BackendError
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.decoders.reference import ReferenceDecoder
-from tests.conftest import ROOT, some_of
+from tests.conftest import ROOT, isa_params
 from tests.kernels.native.fixtures import STRICT, TINY, compilations
 
 
@@ -154,7 +154,7 @@ def test_failing_compiler(cache: Path, tmp_path: Path, monkeypatch: pytest.Monke
     "source", [native_build.DECODER, native_build.TRAINING], ids=lambda s: s.stem
 )
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
-@pytest.mark.parametrize("isa", some_of(machine_isas()))
+@pytest.mark.parametrize("isa", isa_params(machine_isas()))
 def test_no_compiler_warnings(
     source: Path, compiler: str, isa: str, pytestconfig: pytest.Config
 ) -> None:

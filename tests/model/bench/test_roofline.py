@@ -8,7 +8,7 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native import build as native_build
 from scanline.model.bench import roofline as roofline_module
 from scanline.model.config import PRESETS
-from tests.conftest import build_sooner
+from tests.conftest import use_fast_build
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_roofline_bound_is_slower_of_compute_and_bytes(
     peaks = native.Peaks(operations, operations, operations, operations, rate, rate)
     monkeypatch.setattr(roofline_module, "measure_peaks", lambda library, threads: peaks)
     monkeypatch.setattr(roofline_module, "measure_bandwidth", lambda library, threads, size: rate)
-    build_sooner("portable", monkeypatch)
+    use_fast_build("portable", monkeypatch)
     roofline = roofline_module.Roofline(native.load_library("portable"), 1)
     bound = roofline.bound(PRESETS["mnist-paper"], 64, "bf16")
     assert bound.name == limit[0]
@@ -32,7 +32,7 @@ def test_roofline_bound_is_slower_of_compute_and_bytes(
 
 
 def test_bandwidth_of_too_much_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    build_sooner("portable", monkeypatch)
+    use_fast_build("portable", monkeypatch)
     library = native.load_library("portable")
     with pytest.raises(native_build.NativeBuildError, match="not enough memory or threads"):
         native.measure_bandwidth(library, 1, 1 << 60)

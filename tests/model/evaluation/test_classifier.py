@@ -24,7 +24,7 @@ from scanline.model.evaluation.classifier import (
 )
 from tests.model.evaluation.fixtures import CONFIG, CPU, bars
 
-pytestmark = pytest.mark.usefixtures("own_cache")  # for cached classifiers
+pytestmark = pytest.mark.usefixtures("cache_folder")  # for cached classifiers
 
 
 def weights(classifier: Classifier) -> NDArray[np.float32]:
@@ -60,7 +60,7 @@ def test_training_is_deterministic() -> None:
         assert not np.array_equal(weights(other), one)
 
 
-def test_classifier_is_cached(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_classifier_is_cached(cache_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     data, short = bars(40), replace(CONFIG, epochs=1)
     batches: list[int] = []
     first = load_or_train(data, short, CPU, batches.append)
@@ -68,7 +68,7 @@ def test_classifier_is_cached(own_cache: Path, caplog: pytest.LogCaptureFixture)
     again = load_or_train(data, short, CPU, batches.append)
     assert sum(batches) == 40
     np.testing.assert_array_equal(again.predict(data.images)[1], first.predict(data.images)[1])
-    (file,) = own_cache.rglob("*.safetensors")
+    (file,) = cache_folder.rglob("*.safetensors")
     assert file.name.startswith("bars-")
     for others, config in (
         (bars(40, seed=1), short),

@@ -20,7 +20,7 @@ from scanline.model.evaluation.inpainting import (
 from tests.model.evaluation.fixtures import CONFIG, CPU, bars
 from tests.service.fixtures import GREY, tiny_model
 
-pytestmark = pytest.mark.usefixtures("own_cache")  # for cached classifiers
+pytestmark = pytest.mark.usefixtures("cache_folder")  # for cached classifiers
 
 
 def test_inpainting_masks() -> None:

@@ -20,7 +20,7 @@ from scanline.model.evaluation.sample_quality import evaluate_samples, typical_r
 from tests.model.evaluation.fixtures import CONFIG, CPU, bars, drawn_data_set
 from tests.service.fixtures import GREY, tiny_model
 
-pytestmark = pytest.mark.usefixtures("own_cache")  # for cached classifiers
+pytestmark = pytest.mark.usefixtures("cache_folder")  # for cached classifiers
 
 
 def test_typical_range() -> None:

@@ -80,7 +80,7 @@ def has_ended(number: int) -> bool:
         pytest.param(TORCHRUN, 1, id="torchrun"),
     ],
 )
-@pytest.mark.usefixtures("hangups")
+@pytest.mark.usefixtures("default_sighup")
 def test_interrupted_run_can_be_resumed(
     tmp_path: Path, start_run: StartRun, launcher: tuple[str, ...], count: int
 ) -> None:

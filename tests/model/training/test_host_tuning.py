@@ -50,7 +50,7 @@ def test_optimizers_use_the_chosen_precision(
     assert chosen == [train_state.bf16] == [bf16]
 
 
-@pytest.mark.usefixtures("unfrozen")
+@pytest.mark.usefixtures("gc_unfrozen")
 def test_existing_objects_are_frozen_during_training_only(tmp_path: Path) -> None:
     """Also if the training fails."""
     frozen: list[int] = []

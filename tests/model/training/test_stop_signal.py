@@ -28,7 +28,7 @@ def test_handler_replaced_by_others_is_kept() -> None:
         assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
-@pytest.mark.usefixtures("hangups")
+@pytest.mark.usefixtures("default_sighup")
 def test_repeated_sighup_requests_stop_once() -> None:
     with StopSignal().handling_signals() as stop:
         for _ in range(2):
@@ -38,7 +38,7 @@ def test_repeated_sighup_requests_stop_once() -> None:
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
 
 
-@pytest.mark.usefixtures("hangups")
+@pytest.mark.usefixtures("default_sighup")
 def test_sighup_stays_ignored_under_nohup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with StopSignal().handling_signals() as stop:

@@ -8,7 +8,7 @@ from scanline.model.checkpoint import Checkpoint
 from scanline.service.bench import http_overhead
 from tests.service.fixtures import COLOUR, GREY, tiny_model
 
-pytestmark = pytest.mark.usefixtures("settled")
+pytestmark = pytest.mark.usefixtures("restored_interpreter")
 
 MODELS = [Checkpoint("grey", tiny_model(GREY)), Checkpoint("colour", tiny_model(COLOUR))]
 

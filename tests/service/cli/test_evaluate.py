@@ -14,11 +14,11 @@ from tests.service.fixtures import GREY, save_tiny
 
 
 def test_evaluate_reads_published_data_sets(
-    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     hide_other_data(monkeypatch)
-    monkeypatch.setenv("SCANLINE_CACHE", str(own_cache))
+    monkeypatch.setenv("SCANLINE_CACHE", str(cache_folder))
     write_mnist(tmp_path / "data" / "mnist")
     save_tiny(tmp_path / "weights", "mnist", replace(GREY, height=28, width=28, classes=DIGITS))
     given = ["evaluate", "--weights", "weights", "--data-dir", "data"]
@@ -37,11 +37,11 @@ def test_evaluate_reads_published_data_sets(
 
 
 def test_evaluate_samples_and_set_defaults(
-    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     hide_other_data(monkeypatch)
-    monkeypatch.setenv("SCANLINE_CACHE", str(own_cache))
+    monkeypatch.setenv("SCANLINE_CACHE", str(cache_folder))
     write_mnist(tmp_path / "data" / "mnist")
     path = save_tiny(
         tmp_path / "weights", "mnist", replace(GREY, height=28, width=28, classes=DIGITS)
@@ -88,14 +88,14 @@ def test_evaluate_samples_and_set_defaults(
 
 
 def test_evaluate_samples_and_holes_with_a_folder_of_images(
-    photographs: Path, own_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    photographs: Path, cache_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = tmp_path / "mine"
     save_tiny(weights, "mine", replace(GREY, classes=("cats", "dogs")))
     given = ["evaluate", "--weights", weights]
     assert run_command(*given, "--images", photographs, "--samples", 9, "--label") == 1
     assert "samples must be 2 to 2" in capsys.readouterr().err
-    assert not (own_cache / "judge").exists()  # refused before the classifier is trained
+    assert not (cache_folder / "judge").exists()  # refused before the classifier is trained
     judged = [*given, "--images", photographs, "--epochs", 1]
     assert run_command(*judged, "--samples", 2, "--label") == 0
     assert "2 samples, classes in the test images' proportions" in capsys.readouterr().out

@@ -79,7 +79,7 @@ def test_sigterm_cancels_images_that_take_too_long_and_exits_0(
     assert "slow: cutting off 40 images of 2 requests" in log
 
 
-@pytest.mark.usefixtures("hangups")
+@pytest.mark.usefixtures("default_sighup")
 def test_a_second_signal_cancels_running_images(weights: Path, tmp_path: Path) -> None:
     with (
         serving(weights, tmp_path / "log", drain_seconds=3600) as server,

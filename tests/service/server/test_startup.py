@@ -38,7 +38,7 @@ def test_port_0_chooses_a_free_port_and_logs_it(weights: Path) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.usefixtures("hangups")
+@pytest.mark.usefixtures("default_sighup")
 @pytest.mark.parametrize("which", ["SIGTERM", "SIGHUP"])
 def test_a_signal_during_startup_ends_the_server(which: str) -> None:
     """The first process of a container has no default signal handlers."""
