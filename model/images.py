@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from scanline.model.png import without_unused_chunks
+
 # An explicit list, so that no file reaches Pillow's riskier decoders (EPS runs Ghostscript).
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _PHOTOMETRIC = 262  # TIFF tag
@@ -64,7 +66,7 @@ def open_image(
         ImageError: If the file is not an image, has another format or is damaged.
     """
     try:
-        opened = Image.open(file, formats=formats)
+        opened = Image.open(without_unused_chunks(file), formats=formats)
         if check is not None:
             check(opened)
         _scale_transparent_value(opened)

@@ -17,7 +17,8 @@ from PIL import Image
 
 from scanline.model.config import ModelConfig
 from scanline.model.images import Fit, ImageError, fit_image, fit_mask, flatten_alpha, size_error
-from scanline.service.upload_limits import PNG, open_upload
+from scanline.model.png import SIGNATURE
+from scanline.service.upload_limits import open_upload
 
 
 class MissingMaskError(ImageError):
@@ -203,7 +204,7 @@ _PNG_END = _png_chunk(b"IEND", b"")
 @functools.lru_cache
 def _png_head(height: int, width: int, channels: int) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
-    return PNG + _png_chunk(b"IHDR", header)
+    return SIGNATURE + _png_chunk(b"IHDR", header)
 
 
 def to_grid(images: Sequence[NDArray[np.uint8]], config: ModelConfig, scale: int = 1) -> bytes:

@@ -16,6 +16,8 @@ from PIL.JpegImagePlugin import MARKER, JpegImageFile
 
 from scanline.model import images
 from scanline.model.images import ImageError, open_image
+from scanline.model.png import SIGNATURE as PNG
+from scanline.model.png import iterate_chunks
 
 MAX_PIXELS = 4_000_000  # after a JPEG has been scaled down
 MAX_REDUCED_PIXELS = 2**24  # of a JPEG that is scaled down while it is decoded
@@ -26,11 +28,10 @@ MAX_EXIF_BYTES = 2**18  # read in Python; cameras write some thousand bytes
 PART_LIMITS: dict[int | bytes, tuple[str, int]] = {
     0xDA: ("scans", 64),  # each covers the whole image
     0xE1: ("segments of Exif or XMP", 256),  # for each, Pillow copies all previous ones
-    b"iCCP": ("colour profiles", 4),  # a kilobyte may expand to a megabyte
     b"eXIf": ("chunks of Exif", 4),
 }
 MIN_GIF_BLOCK_BYTES = 64  # average size of a GIF's blocks; encoders fill 255 bytes
-PNG, GIF, JPEG = b"\x89PNG\r\n\x1a\n", b"GIF8", b"\xff\xd8"
+GIF, JPEG = b"GIF8", b"\xff\xd8"
 MAX_PYTHON_DECODED_PIXELS = 2**16  # in formats that Pillow decodes in Python, 1,000 × slower
 MAX_COMMENTS = 1000  # in a plain PPM; for each, Pillow moves everything that follows
 # TIFF is excluded: a small file may have a tile of gigabytes, and libtiff writes to stderr.
@@ -139,17 +140,14 @@ def _has_more_than(parts: Iterable[int], limit: int) -> bool:
 
 
 def _check_chunks(png: bytes, param: str) -> None:
-    counts, at, chunks = Counter[bytes](), len(PNG), 0
-    while at < len(png):
-        size, kind = int.from_bytes(png[at : at + 4]), png[at + 4 : at + 8]
-        at += 12 + size
-        chunks += 1
+    counts = Counter[bytes]()
+    for chunks, (kind, start, end) in enumerate(iterate_chunks(png), 1):
         counts[kind] += 1
         what, limit = PART_LIMITS.get(kind, ("chunks", MAX_PARTS))
         if counts[kind] > limit or chunks > MAX_PARTS:
             raise ImageError(f"the PNG has over {limit:,} {what}; save it again", param)
         if kind == b"eXIf":
-            _check_exif(size, param)
+            _check_exif(end - start, param)
 
 
 def _blocks(gif: bytes) -> Iterator[int]:
