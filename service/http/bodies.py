@@ -95,7 +95,7 @@ def unique_form_fields(*lists: str) -> Callable[[Request], Awaitable[None]]:
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type not in FORM_MEDIA_TYPES:
             raise ApiError(
-                400, "send multipart/form-data, with images as files",
+                400, "send multipart/form-data, with each image as a file",
                 param="content-type", code="unsupported",
             )  # fmt: skip
         form = await request.form()

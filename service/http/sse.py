@@ -16,7 +16,7 @@ from scanline.service.http.disconnect import ClientDisconnectedError, WaitingCli
 
 KEEP_ALIVE_SECONDS = 15.0
 EVENTS_PER_SECOND = 60  # of one stream, at most
-EVENTS_PER_CORE = 60  # per second, of all streams, for each core: a hundredth of a core's time
+EVENTS_PER_CORE = 60  # per second, of all streams, for each core: 1 % of a core's time
 MAX_EVENTS_IN_ALL = 240  # per second, of all streams: less than a tenth of the event loop's time
 MAX_PAUSE = 0.5  # seconds between two events of a stream, however many streams there are
 # Streams send at whole ticks, because every wake-up of the event loop costs time.
@@ -29,18 +29,18 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 class StreamPacer:
     """Limiter of the event rate of all streams together.
 
-    Streams that send pixels share a budget of events per second: the more streams there are, the
-    longer each pauses between two events. Streams that wait in the queue, or that send partial
-    images only, do not count. The event loop takes its time from the cores that draw, so the budget
-    grows with their number.
+    Streams that send many events share a budget of events per second: the more there are, the
+    longer each pauses between two events. Streams that wait, or send few events, do not count. The
+    event loop takes its time from the cores that do the work, so the budget grows with their
+    number.
 
     Args:
         gauge: Gauge of open streams.
-        cores: Number of cores that draw.
+        cores: Number of cores.
     """
 
     def __init__(self, gauge: Gauge, cores: int) -> None:
-        self._pixel_streams, self._gauge = 0, gauge
+        self._paced_streams, self._gauge = 0, gauge
         self._budget = min(EVENTS_PER_CORE * cores, MAX_EVENTS_IN_ALL)  # events per second
 
     def track(self) -> contextlib.AbstractContextManager[None]:
@@ -61,15 +61,15 @@ class StreamPacer:
             nonlocal counted
             if not counted:
                 counted = True
-                self._pixel_streams += 1
-            seconds = min(self._pixel_streams / self._budget, MAX_PAUSE)
+                self._paced_streams += 1
+            seconds = min(self._paced_streams / self._budget, MAX_PAUSE)
             ticks = max(1, math.ceil(seconds / TICK - 1e-9))
             return (round(now / TICK) + ticks) * TICK - now
 
         try:
             yield pause
         finally:
-            self._pixel_streams -= counted
+            self._paced_streams -= counted
 
 
 def stream_schema(shapes: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,14 +68,14 @@ class FairThreadPool:
         if self.max_queued is None or self._free:
             return
         limit = self.max_queued
-        if caller in self._waiting:  # leave room for others, as the queue of images does
+        if caller in self._waiting:  # leave room for callers with no task queued
             limit -= limit // NEW_CALLER_RESERVE
         if self.queued >= limit:
             # The time until all waiting tasks have run, because other refused clients retry too.
             wait = self.queued * self._task_seconds / self._threads.total_tokens
             seconds = math.ceil(min(max(wait, 1.0), MAX_RETRY_AFTER))
             raise ApiError(
-                429, f"too many images are being processed; try again in {seconds} s",
+                429, f"too much work is waiting; try again in {seconds} s",
                 code=self._code, headers={"Retry-After": str(seconds)},
             )  # fmt: skip
 

@@ -20,7 +20,7 @@ _CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")  # of a form's text
 class BodyLimitMiddleware:
     """Refuses bodies that are too large or too costly to parse.
 
-    - A form, which may hold images, has at most ``max_form`` bytes, and any other body at most
+    - A form, which may contain files, has at most ``max_form`` bytes, and any other body at most
       ``max_other()``. A larger one is refused with 413, at once if its length is announced.
     - Any other body is JSON. Parsing it blocks the event loop, for a time that depends on the
       number of lists, objects and names rather than on bytes: there may be ``MAX_JSON_NODES``.
@@ -61,7 +61,7 @@ class BodyLimitMiddleware:
             await error.response(scope, receive, send)
             return
         limit = self._max_form if is_form else self._max_other()
-        hint = "a smaller image" if is_form else "less, and images as multipart/form-data"
+        hint = "smaller files" if is_form else "less, and files as multipart/form-data"
         too_large = ApiError(
             413, f"the body exceeds {limit:,} bytes; send {hint}", code="too_large",
             headers={"Connection": "close"},

@@ -32,12 +32,12 @@ def test_the_queue_is_limited_and_reserves_room_for_new_callers() -> None:
         async with clients("many", "another") as (many, another):
             asked = [asyncio.create_task(pool.run(many, go_on.wait, 60)) for _ in range(9)]
             await asyncio.to_thread(until, lambda: pool.queued == 7)
-            with pytest.raises(ApiError, match="too many images"):
+            with pytest.raises(ApiError, match="too much work"):
                 await pool.run(many, go_on.wait, 1)
             asked.append(asyncio.create_task(pool.run(another, go_on.wait, 60)))
             await asyncio.to_thread(until, lambda: pool.queued == 8)
             for client in (many, another):
-                with pytest.raises(ApiError, match="too many images") as refused:
+                with pytest.raises(ApiError, match="too much work") as refused:
                     await pool.run(client, go_on.wait, 1)
                 assert (refused.value.code, refused.value.headers) == ("full", {"Retry-After": "1"})
             pool._task_seconds = 5.0
