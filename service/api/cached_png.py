@@ -73,7 +73,7 @@ async def png_response(
 ) -> Response:
     """Draw a spec and reply with a PNG; 304 if the client has it already.
 
-    The ``ETag`` is the same as long as the bytes are. It is also the idempotency key, so that a
+    The ``ETag`` changes exactly if the bytes change. It is also the idempotency key, so that a
     recent picture is not drawn again.
 
     Args:
@@ -117,7 +117,7 @@ async def get_sample(
     etags: ClientETags,
     query: Annotated[SampleQuery, Query()],
 ) -> Response:
-    """Draw one sample. Its `ETag` is the same as long as the bytes are."""
+    """Draw one sample. Its `ETag` changes exactly if the bytes change."""
     loaded = find_model(app_state, model)
     options = query.sampling_options(label=query.label or None)
     spec = build_spec(app_state, loaded, options, seed=seed)

@@ -122,7 +122,7 @@ class Image:
         self._view, self.status = view, Status.RUNNING
 
     def switch_view(self, view: CanvasView, changed: int) -> None:
-        """Show another view, whose pixels differ from ``changed`` on."""
+        """Show another slot's view. Its pixels differ from pixel ``changed`` on."""
         self._view = view
         self.revisions.append(changed)
 

@@ -304,7 +304,7 @@ class Queue:
         self.rate = known + weight * (rate - known) if known else rate
 
     def pop_abandoned(self) -> list[Generation]:
-        """Return, once each, the generations that were cancelled or lost their readers."""
+        """Return the generations that were cancelled or lost their readers since the last call."""
         now = self._clock()
         with self._changed:
             for generation in self._abandoned:
