@@ -228,7 +228,11 @@ def find_checkpoints(folder: Path) -> dict[str, Path]:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read the config of a checkpoint without its weights; raise ``CheckpointError``."""
+    """Read the config of a checkpoint without its weights.
+
+    Raises:
+        CheckpointError: The file cannot be read as a checkpoint.
+    """
     return _read(path, weights=False)[0]
 
 

@@ -155,7 +155,7 @@ def test_figures_of_the_shipped_weights(name: str) -> None:
         rf"\| \*\*{guidance}\*\* \| \*\*{top_p}\*\* \| \*\*([\d.]+) %\*\*", judged
     )
     if name == "cifar10":
-        said = f"{guidance} at `top_p` {top_p}, {float(share):.0f} % of 1,000 labelled samples"
+        said = f"guidance {guidance} at `top_p` {top_p}. With them {float(share):.0f} % of 1,000"
         assert said in figures
     else:
         assert f"| {share} % |" in README

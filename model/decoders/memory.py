@@ -35,7 +35,11 @@ class InsufficientResourcesError(BackendError):
 
 
 class InsufficientMemoryError(InsufficientResourcesError):
-    """Raised if the slots do not fit into memory; ``max_slots`` would."""
+    """Raised if the slots do not fit into memory.
+
+    Attributes:
+        max_slots: The largest number of slots that fits.
+    """
 
     def __init__(self, message: str, max_slots: int) -> None:
         super().__init__(message)

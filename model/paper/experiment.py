@@ -1,4 +1,4 @@
-"""Base class of the experiments: rows measured one by one, and their presentation."""
+"""Base class of the experiments: measure the rows of a table one by one, and format them."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Frontend:
     def check_health(self) -> None:
         """Raise ``RuntimeError`` if a model cannot be opened or cannot draw any more.
 
-        This is Ray Serve's hook; it restarts the frontend then.
+        Ray Serve calls this, and restarts the frontend if it raises.
         """
         if failure := self._app_state.fatal_error():
             raise RuntimeError(failure)

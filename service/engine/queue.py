@@ -146,8 +146,11 @@ class Queue:
     def reattach(self, generation: Generation, caller: str = "") -> bool:
         """Keep a generation alive for a new reader; return False if it was cancelled.
 
-        If ``caller`` has nothing waiting, the generation is scheduled for this caller from now on,
-        so that it need not wait for the turns of the caller who submitted it.
+        Callers take turns. If ``caller`` has no waiting generation, this one moves to its turns, so
+        that it need not share the turns of the caller who submitted it.
+
+        Returns:
+            True if the generation continues or has finished.
         """
         with self._changed:
             if generation.cancelled:

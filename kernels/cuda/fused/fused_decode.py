@@ -286,7 +286,7 @@ def kernel_memory(
 
 
 class FusedDecode:
-    """The fused decode kernel of a network on the current device, in all configurations that fit.
+    """The fused decode kernel of a network, in every launch configuration that the device can run.
 
     Raises:
         CompileError: The kernel cannot be compiled.
