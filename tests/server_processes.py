@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-SHIPPED_WEIGHTS = ("--models", "mnist")
+MNIST_OPTIONS = ("--models", "mnist")
 
 
 def free_port() -> int:
@@ -60,7 +60,7 @@ def server_process(*options: str) -> Iterator[tuple[str, int]]:
     port = free_port()
     command = [sys.executable, "-m", "scanline.service", "serve", "--port", str(port)]
     environment = os.environ | {"SCANLINE_LOG_LEVEL": "error"}
-    with subprocess.Popen([*command, *(options or SHIPPED_WEIGHTS)], env=environment) as process:
+    with subprocess.Popen([*command, *(options or MNIST_OPTIONS)], env=environment) as process:
         url = f"http://127.0.0.1:{port}"
         try:
             wait_ready(url, process)

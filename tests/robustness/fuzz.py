@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from tests.server_processes import SHIPPED_WEIGHTS, memory, server_process
+from tests.server_processes import MNIST_OPTIONS, memory, server_process
 
 WORDS = (
     "", "7", "seven", "random", "draw a 7", "mnist", "none", "true", "null", "-1", "0", "1", "1.5",
@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--clients", type=int, default=1000, help="to be dropped")
     given, options = parser.parse_known_args()
-    with server_process(*SHIPPED_WEIGHTS, *options) as (url, pid):
+    with server_process(*MNIST_OPTIONS, *options) as (url, pid):
         wrong = run(url, pid, given.requests, given.connections, given.clients)
     sys.exit(1 if wrong else 0)
 

@@ -36,7 +36,7 @@ GROWTH = 1.05
 
 
 def _picture() -> bytes:
-    """Return a grey PNG whose lower half is transparent."""
+    """Return a grey PNG to complete."""
     packed = io.BytesIO()
     Image.linear_gradient("L").resize((28, 28)).save(packed, "PNG")
     return packed.getvalue()
@@ -62,7 +62,7 @@ def ask(client: httpx.Client, turn: int, picture: bytes) -> tuple[int, httpx.Res
 
 
 class Soak:
-    """Clients that draw a number of images together; counts images and failures."""
+    """Clients that draw a number of images together, with counts of images and failures."""
 
     def __init__(self, url: str, images: int, seconds: float) -> None:
         self.url, self.images, self.seconds = url, images, seconds

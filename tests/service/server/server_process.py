@@ -50,7 +50,7 @@ class Running:
     def terminate(self, how: int = signal.SIGTERM) -> None:
         self.process.send_signal(how)
 
-    def ended(self) -> str:
+    def wait_for_exit(self) -> str:
         """Wait for the process to exit with status 0, and return its log."""
         assert self.process.wait(60) == 0
         log = self.log.read_text()

@@ -26,7 +26,7 @@ def shared(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         until(server.idle)
         with socket.create_connection(server.address):  # open connections do not prevent the exit
             server.process.send_signal(signal.SIGINT)
-            server.ended()
+            server.wait_for_exit()
 
 
 def test_models_are_loaded_from_the_folder(shared: Running) -> None:

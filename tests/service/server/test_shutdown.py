@@ -49,7 +49,7 @@ def test_sigterm_finishes_running_images_and_exits_0(weights: Path, tmp_path: Pa
         assert images[0]["finish_reason"] == "length"
         same = [e.data for e in events if e.name == "image" and e.data["index"] == 0]
         assert same[0]["png"] == images[0]["png"]
-        log = server.ended()
+        log = server.wait_for_exit()
     assert "SIGTERM: 3 images running, 0 waiting; finishing them within 60 s" in log
     assert "cut off" not in log
 
@@ -75,7 +75,7 @@ def test_sigterm_cancels_images_that_take_too_long_and_exits_0(
         assert {e.data["finish_reason"] for e in events if e.name == "image"} == {"error"}
         check_error(plain.result(), 503, "closing")
         assert int(plain.result().headers["retry-after"]) >= 1
-        log = server.ended()
+        log = server.wait_for_exit()
     assert "slow: cutting off 40 images of 2 requests" in log
 
 
@@ -94,7 +94,7 @@ def test_a_second_signal_cancels_running_images(weights: Path, tmp_path: Path) -
         events = parse_sse(stream.read())
         assert events[-1].name == "error"
         assert events[-1].data["error"]["code"] == "closing"
-        server.ended()
+        server.wait_for_exit()
 
 
 def test_sigterm_ends_a_server_that_compiles(weights: Path, tmp_path: Path) -> None:

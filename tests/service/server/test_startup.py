@@ -91,7 +91,7 @@ def test_the_limit_on_open_files_limits_connections(weights: Path, tmp_path: Pat
         with httpx.Client(base_url=server.url, timeout=60) as client:
             assert client.post("/v1/samples", json={"model": "tiny"}).status_code == 200
         server.terminate()
-        log = server.ended()
+        log = server.wait_for_exit()
     assert "only 200 files may be open, so at most 36 connections" in log
     assert "all 36 connections are taken" in log
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
