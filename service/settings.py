@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     ] = 300.0
     grace_seconds: Annotated[
         float, Field(ge=0, description="Time in which a dropped stream may be resumed.")
-    ] = 5.0
+    ] = 15.0
     drain_seconds: Annotated[
         float,
         Field(ge=0, le=86_400, description="Time for running images to finish after SIGTERM."),

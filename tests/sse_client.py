@@ -25,9 +25,9 @@ class Event:
 def parse_sse(raw: bytes, complete: bool = True) -> list[Event]:
     """Parse a stream, and fail on anything that the API does not document.
 
-    Fields are ``event``, ``data`` (one line of JSON), ``id`` or a comment, each once and each
-    followed by one space; a blank line ends an event. Unless ``complete``, a last part that was
-    cut off is left out.
+    Fields are ``event``, ``data`` (one line of JSON), ``id``, ``retry`` or a comment, each once and
+    each followed by one space; a blank line ends an event. Unless ``complete``, a last part that
+    was cut off is left out.
     """
     *blocks, rest = raw.decode("utf-8").replace("\r\n", "\n").split("\n\n")
     assert not (complete and rest), f"the stream ends within an event: {rest!r}"
@@ -39,7 +39,8 @@ def parse_sse(raw: bytes, complete: bool = True) -> list[Event]:
                 continue
             name, colon, value = line.partition(": ")
             assert colon, f"not a field: {line!r}"
-            assert name in ("event", "data", "id"), line
+            assert name in ("event", "data", "id", "retry"), line
+            assert name != "retry" or value.isdecimal(), line
             assert name not in fields, block
             fields[name] = value
         if fields:

@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
-from scanline.service.http.bodies import known_query_params, unique_json_keys
+from scanline.service.http.bodies import unique_json_keys, unique_query_params
 from scanline.service.http.errors import ApiError, not_ready
 from scanline.service.state import AppState, LoadedModel
 
 # For the documentation only: ApiKeyMiddleware checks the key before it reads the body.
 _bearer = HTTPBearer(auto_error=False, description="Required if the server has API keys.")
 # Of every route of the API.
-COMMON_DEPENDENCIES = [Depends(_bearer), Depends(known_query_params), Depends(unique_json_keys)]
+COMMON_DEPENDENCIES = [Depends(_bearer), Depends(unique_query_params), Depends(unique_json_keys)]
 
 
 async def _app_state(request: Request) -> AppState:

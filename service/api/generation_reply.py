@@ -94,4 +94,5 @@ def stream_generation(
         app_state.stream_pacer,
         engine.queue.reading(generation),
         generation_headers(generation),
+        resumable=True,
     )

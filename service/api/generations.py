@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from scanline.service.api.cursors import END_ID, parse_cursors
@@ -72,15 +72,24 @@ async def get_events(
     granularity: Granularity = "auto",
     output: Output = "png",
     last_event_id: Annotated[str | None, Header()] = None,
+    last_event_id_param: Annotated[
+        str | None,
+        Query(
+            alias="lastEventId",
+            description="The same as `Last-Event-ID`, which takes precedence. Implementations of "
+            "EventSource that cannot send headers send this instead.",
+        ),
+    ] = None,
 ) -> Response:
     """Stream a generation's events, from the start or after `Last-Event-ID`.
 
     After the last event the reply is 204, which stops a browser's EventSource from reconnecting.
     """
     engine, generation = _find(app_state, identifier)
-    if last_event_id == END_ID:
+    last = last_event_id or last_event_id_param
+    if last == END_ID:
         return Response(status_code=204)
-    cursors = parse_cursors(last_event_id, generation) if last_event_id else None
+    cursors = parse_cursors(last, generation) if last else None
     return stream_generation(request, app_state, engine, generation, granularity, cursors, output)
 
 

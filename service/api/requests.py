@@ -97,7 +97,9 @@ class SamplingFields(RequestBody):
 
 
 class SampleQuery(SamplingFields):
-    """Query of a sample's URL."""
+    """Query of a sample's URL. Unknown parameters are ignored, as on every GET route."""
+
+    model_config = ConfigDict(extra="ignore")
 
     label: Annotated[str | None, Field(description=LABEL_HELP)] = None
 

@@ -57,7 +57,7 @@ class QueueLimits:
     max_waiting: int = 4096
     keep_finished: int = 4096
     keep_seconds: float = 300.0
-    grace: float = 5.0
+    grace: float = 15.0
 
     @property
     def keeps_results(self) -> bool:

@@ -131,8 +131,12 @@ def _check_unique(names: list[str]) -> None:
         raise ApiError(400, f"{repeated}: send it once", param=repeated, code="too_many")
 
 
-async def known_query_params(request: Request) -> None:
-    """Refuse a query parameter that the route does not know, or that is repeated."""
+async def unique_query_params(request: Request) -> None:
+    """Refuse a repeated query parameter of the route.
+
+    Parameters that the route does not have are ignored, because caches, trackers and gateways add
+    their own (``_``, ``fbclid``, ``api-version``).
+    """
     route: APIRoute = request.scope["route"]
     known: list[str] = []
     for field in route.dependant.query_params:
@@ -141,11 +145,13 @@ async def known_query_params(request: Request) -> None:
             known += model.model_fields
         else:
             known.append(field.alias)
-    for name in request.query_params:
-        if name not in known:
-            hint = f"known ones are {', '.join(known)}" if known else "this route has none"
-            raise ApiError(
-                400, f"{name}: unknown query parameter; {hint}",
-                param=name, code="extra_forbidden",
-            )  # fmt: skip
-    _check_unique([name for name, _ in request.query_params.multi_items()])
+    _check_unique([name for name, _ in request.query_params.multi_items() if name in known])
+
+
+async def no_query_params(request: Request) -> None:
+    """Refuse query parameters of a route whose options belong in the body."""
+    if name := next(iter(request.query_params), None):
+        raise ApiError(
+            400, f"{name}: this route has no query parameters; send it in the body",
+            param=name, code="extra_forbidden",
+        )  # fmt: skip

@@ -23,6 +23,8 @@ MAX_PAUSE = 0.5  # seconds between two events of a stream, however many streams 
 TICK = 1 / EVENTS_PER_SECOND  # seconds
 # One line only: after an empty line some clients would report an event.
 KEEP_ALIVE_COMMENT = b": keep-alive\n"
+# Reconnection time of a browser's EventSource. Its default is up to 5 s, in Firefox.
+RETRY_FIELD = b"retry: 1000\n"  # milliseconds
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -123,6 +125,8 @@ def stream_response(
     pacer: StreamPacer,
     reading: contextlib.AbstractContextManager[None],
     headers: Mapping[str, str],
+    *,
+    resumable: bool = False,
 ) -> StreamingResponse:
     """Return a reply that streams events until they end or the client disconnects.
 
@@ -132,9 +136,12 @@ def stream_response(
         pacer: Counts the stream while it is open.
         reading: Context in which the events are read.
         headers: Further headers of the reply.
+        resumable: Whether an interrupted stream can be resumed. It begins with ``RETRY_FIELD``.
     """
 
     async def body() -> AsyncIterator[bytes]:
+        if resumable:
+            yield RETRY_FIELD
         with pacer.track(), reading, contextlib.suppress(ClientDisconnectedError):
             async with watch_client(request) as client:
                 async for event in events(client):

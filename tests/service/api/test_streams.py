@@ -200,6 +200,40 @@ def test_a_long_replay_is_split_into_several_events() -> None:
         np.testing.assert_array_equal(np.stack([drawn[j] for j in range(10)]), pixels)
 
 
+def test_event_source_reconnects_well_within_the_grace_period(api: LiveServer) -> None:
+    """Firefox reconnects after 5 s, Chrome after 3 s, unless the stream says otherwise."""
+    stream = api.samples(seed=1, stream=True)
+    url = f"/v1/generations/{stream.headers['x-generation-id']}/events"
+    events = parse_sse(stream.content)
+    resumed = api.client.get(url, headers={"Last-Event-ID": events[1].id or ""})
+    for raw in (stream.content, resumed.content):
+        first, _, rest = raw.partition(b"\n")
+        name, milliseconds = first.split(b": ")
+        assert name == b"retry"
+        assert int(milliseconds) / 1000 * 10 <= api.app_state.settings.grace_seconds
+        assert b"retry" not in rest
+    assert parse_sse(resumed.content)[-1] == events[-1]
+
+
+def test_the_last_event_id_may_be_a_query_parameter(api: LiveServer) -> None:
+    """EventSource polyfills that cannot send headers send ``lastEventId``."""
+    stream = api.samples(n=2, seed=1, stream=True)
+    url = f"/v1/generations/{stream.headers['x-generation-id']}/events"
+    seen = parse_sse(stream.content)[1].id
+    assert seen is not None
+    by_header = api.client.get(url, headers={"Last-Event-ID": seen}).content
+    assert api.client.get(url, params={"lastEventId": seen}).content == by_header
+    assert parse_sse(by_header)[0].name == "pixels"
+    from_start = api.client.get(url, params={"lastEventId": ""}).content
+    assert parse_sse(from_start)[0].name == "started"
+    assert api.client.get(url, params={"lastEventId": END_ID}).status_code == 204
+    # A browser's own header is newer than an id in the page's URL.
+    headers = {"Last-Event-ID": END_ID}
+    assert api.client.get(url, params={"lastEventId": seen}, headers=headers).status_code == 204
+    wrong = api.client.get(url, params={"lastEventId": "x"})
+    check_error(wrong, 400, "invalid_value", "last-event-id")
+
+
 def test_stream_that_is_not_resumed_is_cancelled_after_the_grace_period() -> None:
     for api, decoder in stepwise_server(grace_seconds=0.05):
         engine = api.app_state.models["fake"].engine
