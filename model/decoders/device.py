@@ -125,7 +125,7 @@ class Device:
 
     @property
     def failed(self) -> bool:
-        """Whether the device cannot be used any more: some CUDA errors are permanent."""
+        """True if the device cannot be used any more: some CUDA errors are permanent."""
         try:
             if self._stream is not None:  # not the device: another thread may capture a graph
                 self._stream.synchronize()

@@ -213,7 +213,7 @@ class TritonDecoder(Decoder):
 
     @property
     def broken(self) -> bool:
-        """Whether the device has failed permanently."""
+        """True if the device has failed permanently."""
         return self.device.failed
 
     @property

@@ -171,7 +171,7 @@ def test_frequencies_match_the_distribution(
 
 
 def guided_inputs(config: ModelConfig, count: int) -> InputBatch:
-    """Return inputs of which every other image is guided and some have top-p; twins come last."""
+    """Return inputs with guidance for every other image and top-p for some; twins come last."""
     inputs = masked(config, count, seed=5)
     inputs.label[:] = np.arange(count) % 2
     inputs.temperature[:] = np.resize(np.array([1, 0.8, 0], np.float32), count)

@@ -226,7 +226,7 @@ struct Attention : Matmul {
         for (int pair = warp; pair < 2 * ROUND; pair += WARPS) prefetch_state(layer, head, pair);
     }
 
-    // Compute attention for all rows and the heads of a group, of which `head` is the first.
+    // Compute attention for all rows and the group of heads that starts at `head`.
     DEVICE void attend_heads(int layer, int head) {
         State states[STATES_PER_WARP];
 #pragma unroll
