@@ -6,8 +6,9 @@ are blended with ``BACKGROUND``.
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, Literal
 
 import numpy as np
@@ -89,8 +90,25 @@ def open_image(
             f"the file is not an image of a supported format; use one of {', '.join(formats)}",
             param,
         ) from None
+    except MemoryError:
+        raise ImageError(
+            "there is not enough memory to decode the image; make it smaller", param
+        ) from None
     except Exception as error:  # Pillow raises many kinds of errors on damaged files
         raise ImageError(f"the image is damaged ({error}); save it again", param) from None
+
+
+@contextlib.contextmanager
+def any_image_size() -> Iterator[None]:
+    """Let Pillow open an image of any size inside the block, because its user trusts it.
+
+    Pillow's limit belongs to the process, so this is not for servers.
+    """
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
 
 
 def _scale_transparent_value(opened: ImageFile.ImageFile) -> None:

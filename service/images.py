@@ -8,7 +8,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -18,7 +18,11 @@ from PIL import Image
 from scanline.model.config import ModelConfig
 from scanline.model.images import Fit, ImageError, fit_image, fit_mask, flatten_alpha, size_error
 from scanline.model.png import SIGNATURE
-from scanline.service.upload_limits import open_upload
+from scanline.service.upload_limits import CheckSize, open_upload
+
+# Opens an image file: the file, the name of its field, a check of its size, and the pixels per side
+# that suffice. ``open_upload`` limits the cost of decoding.
+OpenImage = Callable[[BinaryIO, str, CheckSize | None, int | None], Image.Image]
 
 
 class MissingMaskError(ImageError):
@@ -49,7 +53,9 @@ def read_image(file: BinaryIO, config: ModelConfig, fit: Fit) -> NDArray[np.uint
     return image_to_canvas(fit_to_model(config, _open(file, config, fit)[0], fit))
 
 
-def _open(file: BinaryIO, config: ModelConfig, fit: Fit) -> tuple[Image.Image, tuple[int, int]]:
+def _open(
+    file: BinaryIO, config: ModelConfig, fit: Fit, open_image: OpenImage = open_upload
+) -> tuple[Image.Image, tuple[int, int]]:
     """Open an image that will be fitted.
 
     Returns:
@@ -65,7 +71,7 @@ def _open(file: BinaryIO, config: ModelConfig, fit: Fit) -> tuple[Image.Image, t
 
     # Twice the model's size leaves enough detail for the resampling.
     needed = None if fit == "exact" else 2 * max(model_size)
-    image = open_upload(file, "image", check_size, needed)
+    image = open_image(file, "image", check_size, needed)
     rotated = (image.width - image.height) * (original[0] - original[1]) < 0  # by its Exif tag
     return image, original[::-1] if rotated else original
 
@@ -135,6 +141,7 @@ def read_masked_image(
     known_rows: int | None,
     fit: Fit,
     config: ModelConfig,
+    open_image: OpenImage = open_upload,
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Read an image to complete.
 
@@ -145,6 +152,7 @@ def read_masked_image(
             pixels of the image are unknown.
         fit: How to fit the image to the model's size.
         config: The model's configuration.
+        open_image: How to open the image.
 
     Returns:
         The values, uint8 ``[T, C]``, and which pixels are known, bool ``[T]``.
@@ -162,7 +170,7 @@ def read_masked_image(
             "known_rows",
             "out_of_range",
         )
-    opened, original = _open(image, config, fit)
+    opened, original = _open(image, config, fit, open_image)
     canvas = image_to_canvas(fit_to_model(config, opened, fit))
     if known_rows is not None:
         return canvas, np.arange(config.pixels) < known_rows * config.width

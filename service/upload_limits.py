@@ -73,7 +73,7 @@ def open_upload(
         jpeg = isinstance(image, JpegImageFile)  # or MPO, a subclass, which phones write
         _check_pixels(width, height, MAX_REDUCED_PIXELS if jpeg and needed else MAX_PIXELS)
         if check_size is not None:
-            _check_either_way_up(check_size, width, height)
+            check_either_way_up(check_size, width, height)
         if jpeg:
             if needed is not None:
                 image.draft(None, (needed, needed))
@@ -98,7 +98,7 @@ def _check_pixels(width: int, height: int, limit: int) -> None:
         )
 
 
-def _check_either_way_up(check_size: CheckSize, width: int, height: int) -> None:
+def check_either_way_up(check_size: CheckSize, width: int, height: int) -> None:
     """Check a size, also rotated, because Exif after the pixels may rotate the image."""
     try:
         check_size(width, height)

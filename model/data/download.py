@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from scanline.kernels.cache import cache_folder
+from scanline.model.progress import show_progress
 
 log = logging.getLogger("scanline.data")
 
@@ -180,7 +179,7 @@ def _stream(url: str, path: Path) -> str:
         path.open("wb") as file,
     ):
         size = int(reply.raise_for_status().headers.get("Content-Length", 0)) or None
-        with tqdm(total=size, desc=url, unit="B", unit_scale=True, disable=None) as bar:
+        with show_progress(size, "byte", desc=url) as bar:
             # Not decoded: some servers declare a .gz file as a Content-Encoding.
             for chunk in reply.iter_raw():
                 file.write(chunk)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from scanline.model.paper.copy_task import FIGURE2
 from scanline.model.paper.experiment import Experiment
@@ -17,6 +16,7 @@ from scanline.model.paper.latency import SUPPLEMENT
 from scanline.model.paper.report import Report
 from scanline.model.paper.scaling import FIGURE1
 from scanline.model.paper.speech.table import TABLE3
+from scanline.model.progress import show_progress
 from scanline.model.training.run_lock import run_lock
 
 EXPERIMENTS: dict[str, Experiment[Any]] = {
@@ -45,10 +45,11 @@ def run_experiment(
         with run_lock(folder / name):  # two processes would overwrite each other's rows
             report = Report(folder, name, {"quick": quick, **asdict(settings)})
             rows = list(experiment.rows(settings, report, data_dir, device))
-            with tqdm(rows, unit="row", desc=name) as bar:
-                for key, make in bar:
+            with show_progress(len(rows), "row", desc=name) as bar:
+                for key, make in rows:
                     bar.set_postfix_str(key)
                     report.row(key, make)
+                    bar.update()
             report.finish()
     finally:
         with contextlib.suppress(OSError):  # not empty if a network was trained

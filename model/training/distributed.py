@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
-from tqdm import tqdm
 
 from scanline.kernels.native.build import TRAINING, NativeBuildError, load_build
 from scanline.kernels.native.cpu import usable_cores
@@ -265,8 +264,6 @@ def _worker_main(first: Connection, rank: int, count: int, store: Path) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    # tqdm's default lock is a semaphore, which Python reports as leaked if this process is killed.
-    tqdm.set_lock(threading.RLock())
     status = 1
     try:
         device = _device(rank)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from scanline.model.atomic_files import folder_lock, write_atomically
 from scanline.model.checkpoint import (
@@ -26,6 +25,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.data.dataset import Dataset
 from scanline.model.evaluation.likelihood import evaluate
 from scanline.model.network import LinearTransformer
+from scanline.model.progress import Progress, show_progress
 from scanline.model.training import growth
 from scanline.model.training.config import (
     TrainingConfig,
@@ -115,7 +115,7 @@ class Trainer:
         labels = None if data.labels is None else torch.from_numpy(data.labels)
         start = self.step
         quiet = quiet or not self._is_writer
-        bar = tqdm(total=self.config.steps, initial=start, unit="step", disable=quiet)
+        bar = show_progress(self.config.steps, "step", initial=start, disable=quiet)
         saved = start
         with bar, frozen_gc():
             if validation is not None and not stop.requested and self._validation_missed():
@@ -159,7 +159,7 @@ class Trainer:
     def _validate_and_save(
         self,
         validation: Dataset | None,
-        bar: tqdm[Any],
+        bar: Progress,
         after_validation: Callable[[LinearTransformer, Path], None] | None,
     ) -> None:
         """Validate, save a checkpoint, and call ``after_validation``."""
@@ -191,7 +191,7 @@ class Trainer:
             )
         self.data = fingerprint
 
-    def _validate(self, validation: Dataset | None, bar: tqdm[Any]) -> None:
+    def _validate(self, validation: Dataset | None, bar: Progress) -> None:
         if validation is None or not self._is_writer:
             return
         self.save()  # a second Ctrl-C may come during the validation, which takes minutes

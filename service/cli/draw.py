@@ -52,7 +52,13 @@ def sample(
 @with_sampling_options
 def complete(
     picture: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="The picture to complete.")
+        Path,
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            allow_dash=True,
+            help="The picture to complete, or - for standard input.",
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="The PNG file to write.")] = Path("completions.png"),
     rows: Annotated[
@@ -80,23 +86,24 @@ def complete(
     from scanline.model.checkpoint import load_by_name
     from scanline.model.sampling import resolve
     from scanline.service.cli.grid import draw_grid
+    from scanline.service.cli.pictures import open_picture, read_file
     from scanline.service.engine.generation import GenerationSpec
     from scanline.service.images import MissingMaskError, read_masked_image
 
-    if out.exists() and out.samefile(picture):
+    if out.exists() and picture.exists() and out.samefile(picture):
         raise ValueError(f"{out} is the picture itself: name another file to write")
     checkpoint = load_by_name(weights, model)
     config = checkpoint.model.config
     if rows is not None and not 0 <= rows < config.height:
         raise ValueError(f"--rows must be 0 to {config.height - 1}, to leave something to draw")
-    with picture.open("rb") as file:
-        try:
-            canvas, known = read_masked_image(file, None, rows, fit, config)
-        except MissingMaskError:
-            raise ValueError(
-                "the part to draw is not marked: give --rows, or a picture that is transparent "
-                "where it is unknown"
-            ) from None
+    file = read_file(picture)
+    try:
+        canvas, known = read_masked_image(file, None, rows, fit, config, open_picture)
+    except MissingMaskError:
+        raise ValueError(
+            "the part to draw is not marked: give --rows, or a picture that is transparent "
+            "where it is unknown"
+        ) from None
     options = replace(sampling, particles=particles)
     params = resolve(config, checkpoint.defaults, options)
     spec = GenerationSpec(n=n, seed=seed, sampling=params, canvas=canvas, known=known)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -148,9 +147,9 @@ def _evaluate_likelihood(
     weights: Path | None,
 ) -> None:  # fmt: skip
     """Print the bits/dim of test images, and record it if ``record`` is set."""
-    from tqdm import tqdm
 
     from scanline.model.evaluation.records import evaluate_checkpoint, record_evaluation
+    from scanline.model.progress import show_progress
 
     data = _load_test_data(checkpoint, source, limit)
     if record and data.seen:
@@ -158,7 +157,7 @@ def _evaluate_likelihood(
             f"--record needs images that {checkpoint.name} was not trained on, and it was trained "
             f"on all of {data.title}: leave --record out, or use other images"
         )
-    with tqdm(total=len(data), unit="image", file=sys.stderr) as bar:
+    with show_progress(len(data), "image") as bar:
         result = evaluate_checkpoint(checkpoint, data, with_label=with_label, progress=bar.update)
     condition = "with the true label" if with_label else "without a label"
     typer.echo(f"{_title(checkpoint, data)}: {result}, {condition}{_note(data)}")
@@ -172,13 +171,13 @@ def _measure_precision(
     weights: Path | None,
 ) -> None:  # fmt: skip
     """Print the bits/dim that a precision costs, and record it if ``record`` is set."""
-    from tqdm import tqdm
 
     from scanline.model.evaluation.precision import measure_precision_cost
     from scanline.model.evaluation.records import record_precision
+    from scanline.model.progress import show_progress
 
     data = _load_test_data(checkpoint, source, limit)
-    with tqdm(total=len(data), unit="image", file=sys.stderr) as bar:
+    with show_progress(len(data), "image") as bar:
         cost = measure_precision_cost(checkpoint.model, data, precision, progress=bar.update)
     typer.echo(f"{_title(checkpoint, data)}: {cost}{_note(data)}")
     if record:
@@ -222,18 +221,18 @@ def _evaluate_samples(
     sampling: SamplingDefaults, temperature: float, seed: int, epochs: int | None,
 ) -> None:  # fmt: skip
     """Print the quality of samples."""
-    from tqdm import tqdm
 
     from scanline.model.evaluation.sample_quality import (
         check_samples,
         evaluate_samples,
         has_balanced_classes,
     )
+    from scanline.model.progress import show_progress
 
     training, test = _load_judge_data(checkpoint, source)
     check_samples(checkpoint.model.config, training, test, samples, with_label)
     classifier = _load_classifier(training, epochs)
-    with tqdm(total=2 * samples, unit="image", desc="samples", file=sys.stderr) as bar:
+    with show_progress(2 * samples, "image", desc="samples") as bar:
         quality = evaluate_samples(
             checkpoint, classifier, training, test, samples, with_label=with_label,
             sampling=sampling, temperature=temperature, seed=seed, progress=bar.update,
@@ -299,16 +298,14 @@ def _load_judge_data(checkpoint: Checkpoint, source: DataSource) -> tuple[Datase
 def _load_classifier(training: Dataset, epochs: int | None) -> Classifier:
     """Load the classifier of these images, or train it with a progress bar."""
     import torch
-    from tqdm import tqdm
 
     from scanline.model.evaluation.classifier import ClassifierConfig, load_or_train
+    from scanline.model.progress import show_progress
 
     config = ClassifierConfig.for_dataset(training, epochs)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with tqdm(
-        total=config.epochs * len(training), unit="image", desc="classifier", file=sys.stderr,
-        leave=False, delay=1,
-    ) as bar:  # fmt: skip
+    total = config.epochs * len(training)
+    with show_progress(total, "image", desc="classifier", leave=False, delay=1) as bar:
         return load_or_train(training, config, device, bar.update)
 
 

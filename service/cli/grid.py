@@ -7,13 +7,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
 from scanline.model.api import draw
 from scanline.model.atomic_files import write_atomically
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.network import LinearTransformer
+from scanline.model.progress import show_progress
 from scanline.model.training.learning_curve import draw_curve
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import GenerationSpec
@@ -56,7 +55,7 @@ def draw_grid(
         total = spec.n * (config.pixels - spec.prefix)
         with (
             engine.queue.reading(generation),
-            tqdm(total=total, unit="pixel") as bar,
+            show_progress(total, "pixel") as bar,
         ):
             while not generation.finished:
                 time.sleep(0.05)

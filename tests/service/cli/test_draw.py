@@ -1,5 +1,8 @@
 """``sample``, ``complete``, ``--help`` and ``--version``."""
 
+import io
+import os
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 from PIL import Image as Picture
 
 from tests.service.cli.command_line import run_command
-from tests.service.fixtures import GREY, random_picture
+from tests.service.fixtures import GREY, encode, random_picture
 
 COMMANDS = ["serve", "sample", "complete", "train", "evaluate", "import"]
 
@@ -79,3 +82,46 @@ def test_default_model_has_the_fewest_steps(weights: Path, tmp_path: Path) -> No
     for name, options in (("a.png", []), ("b.png", ["--model", "colour"])):
         assert run_command("sample", tmp_path / name, "--weights", weights, "-n", 1, *options) == 0
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_complete_reads_pipes_and_standard_input(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = encode(random_picture(GREY))
+    Path("given.png").write_bytes(picture)
+    options = ["--rows", 3, "-n", 1, "--weights", weights, "--model", "tiny"]
+    assert run_command("complete", "given.png", "a.png", *options) == 0
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, picture)
+        os.close(writing)
+        assert run_command("complete", f"/dev/fd/{reading}", "b.png", *options) == 0
+    finally:
+        os.close(reading)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(picture)))
+    assert run_command("complete", "-", "c.png", *options) == 0
+    drawn = {Path(name).read_bytes() for name in ("a.png", "b.png", "c.png")}
+    assert len(drawn) == 1
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run_command("complete", "-", "d.png", *options) == 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
+def test_complete_fits_pictures_that_are_too_large_to_upload(
+    kind: str, weights: Path, tmp_path: Path
+) -> None:
+    large = Picture.new("L", (4200, 4200), 99)  # over both limits on the pixels of an upload
+    large.save("large", kind)
+    options = ["--rows", 3, "-n", 1, "--weights", weights, "--model", "tiny", "--scale", 1]
+    assert run_command("complete", "large", "a.png", *options) == 0
+    assert (cells(Path("a.png"), 1)[0][:3] == 99).all()
+
+
+def test_complete_lifts_the_size_limit_of_pillow(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Picture, "MAX_IMAGE_PIXELS", 10)
+    random_picture(GREY).save("given.png")  # 30 pixels, more than twice the limit
+    options = ["--rows", 3, "-n", 1, "--weights", weights, "--model", "tiny"]
+    assert run_command("complete", "given.png", "a.png", *options) == 0
+    assert Picture.MAX_IMAGE_PIXELS == 10
