@@ -282,7 +282,7 @@ def test_wrong_image_shape_or_dtype_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        (".", r"is a folder: name a file in it, as .*samples\.png"),
+        (".", r"is a folder: name a file in it, such as .*samples\.png"),
         ("text/a.png", r"cannot be written \(.*\): name another file"),
         ("/proc/none/a.png", r"cannot be written \(.*\): name another file"),
     ],
