@@ -12,6 +12,8 @@ from scanline.model.decoders.base import InputBatch
 from scanline.model.noise import RANDOM, random_label
 from scanline.model.particles import MAX_PARTICLES
 
+MAX_TEMPERATURE = 2.0  # of requests and commands; a decoder takes any
+
 
 class SamplingError(ValueError):
     """Invalid sampling option.

@@ -13,7 +13,14 @@ from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
 from scanline.service import __version__
-from scanline.service.api import cached_png, drawing, generations, models, scoring
+from scanline.service.api import (
+    cached_png,
+    drawing,
+    generations,
+    models,
+    scoring,
+    verification,
+)
 from scanline.service.errors import add_exception_handlers
 from scanline.service.http.disconnect import watch_client
 from scanline.service.http.errors import ErrorReply, not_ready
@@ -71,7 +78,7 @@ def create_app(app_state: AppState, open_models: Callable[[], None]) -> FastAPI:
         redirect_slashes=False,  # a redirect would go to any Host that a client sends
     )  # fmt: skip
     app.state.scanline = app_state
-    for module in (drawing, generations, models, cached_png, scoring):
+    for module in (drawing, generations, models, cached_png, scoring, verification):
         app.include_router(module.router)
     app.include_router(openai_router)
     app.include_router(og_image_router)

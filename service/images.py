@@ -24,6 +24,9 @@ from scanline.service.upload_limits import CheckSize, open_upload
 # that suffice. ``open_upload`` limits the cost of decoding.
 OpenImage = Callable[[BinaryIO, str, CheckSize | None, int | None], Image.Image]
 
+MAX_SIDE = 2048  # of an enlarged image in a reply
+GRID_GAP = 2  # pixels between the images of a grid
+
 
 class MissingMaskError(ImageError):
     """An image to complete has neither a mask, nor known rows, nor transparent pixels."""
@@ -215,6 +218,25 @@ def _png_head(height: int, width: int, channels: int) -> bytes:
     return SIGNATURE + _png_chunk(b"IHDR", header)
 
 
+def grid_size(n: int, config: ModelConfig) -> tuple[int, int]:
+    """Return the height and width of a grid of ``n`` images, in pixels."""
+    columns = math.isqrt(n - 1) + 1
+    rows = math.ceil(n / columns)
+    height, width = config.height + GRID_GAP, config.width + GRID_GAP
+    return rows * height - GRID_GAP, columns * width - GRID_GAP
+
+
+def arrange_grid(images: Sequence[NDArray[np.uint8]], config: ModelConfig) -> NDArray[np.uint8]:
+    """Arrange images, uint8 ``[T, C]``, in a near-square grid: uint8 ``[H, W, C]``."""
+    H, W = config.height, config.width
+    grid = np.full((*grid_size(len(images), config), config.channels), 96, np.uint8)
+    columns = math.isqrt(len(images) - 1) + 1
+    for j, pixels in enumerate(images):
+        y, x = j // columns * (H + GRID_GAP), j % columns * (W + GRID_GAP)
+        grid[y : y + H, x : x + W] = pixels.reshape(H, W, -1)
+    return grid
+
+
 def to_grid(images: Sequence[NDArray[np.uint8]], config: ModelConfig, scale: int = 1) -> bytes:
     """Encode images as one PNG, in a near-square grid.
 
@@ -223,14 +245,13 @@ def to_grid(images: Sequence[NDArray[np.uint8]], config: ModelConfig, scale: int
         config: The model's configuration.
         scale: Enlargement of each pixel.
     """
-    columns = math.ceil(math.sqrt(len(images)))
-    rows = math.ceil(len(images) / columns)
-    gap, H, W = 2, config.height, config.width
-    grid = np.full((rows * (H + gap) - gap, columns * (W + gap) - gap, config.channels), 96, "u1")
-    for j, pixels in enumerate(images):
-        y, x = j // columns * (H + gap), j % columns * (W + gap)
-        grid[y : y + H, x : x + W] = pixels.reshape(H, W, -1)
+    grid = arrange_grid(images, config)
     image = Image.fromarray(grid.squeeze(-1) if config.channels == 1 else grid)
+    return image_to_png(image, scale)
+
+
+def image_to_png(image: Image.Image, scale: int) -> bytes:
+    """Encode an image as PNG, each pixel enlarged by ``scale``."""
     size = (image.width * scale, image.height * scale)
     buffer = io.BytesIO()
     image.resize(size, Image.Resampling.NEAREST).save(buffer, "PNG")

@@ -166,6 +166,9 @@ class Settings(BaseSettings):
     scale_down_seconds: Annotated[
         float, Field(ge=0, description="Delay before idle replicas are stopped.")
     ] = 60.0
+    png_metadata: Annotated[
+        bool, Field(description="Write into each PNG what it takes to draw it again.")
+    ] = True
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -6,23 +6,21 @@ import hashlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, WithJsonSchema
 
-from scanline.model.config import ModelConfig
 from scanline.model.noise import MAX_SEED
 from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, find_model
 from scanline.service.api.requests import SampleQuery
 from scanline.service.api.specs import build_spec
 from scanline.service.api.submission import submit_generation
 from scanline.service.api.waiting import wait_for_result
-from scanline.service.engine.generation import GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.idempotency import RequestKey, fingerprint
 from scanline.service.errors import error_responses, incomplete_error
 from scanline.service.http.disconnect import watch_client
-from scanline.service.images import to_png
+from scanline.service.recipes.png_writer import PngWriter
+from scanline.service.recipes.recipe import FORMAT as RECIPE_FORMAT
 from scanline.service.state import AppState, LoadedModel
 
 router = APIRouter(prefix="/v1", dependencies=COMMON_DEPENDENCIES)
@@ -59,7 +57,7 @@ def _client_etags(
 
 
 ClientETags = Annotated[set[str], Depends(_client_etags)]
-Encode = Callable[[list[NDArray[np.uint8]], ModelConfig], bytes]  # images [T, C] to one PNG
+Encode = Callable[[PngWriter, Generation], bytes]  # all images to one PNG
 
 
 async def png_response(
@@ -89,7 +87,9 @@ async def png_response(
         ApiError: If drawing fails or is cancelled.
     """
     digest = fingerprint(loaded.engine.name, spec, spec.seed)
-    etag = f'"{hashlib.sha256(loaded.fingerprint.encode() + digest).hexdigest()[:32]}"'
+    writer = app_state.png_writer(loaded.engine.name)
+    facts = f"{loaded.fingerprint} {RECIPE_FORMAT if writer.drawn_by else None} {writer.drawn_by}"
+    etag = f'"{hashlib.sha256(facts.encode() + digest).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": cache_control}
     if etags & {etag, "*"}:
         return Response(status_code=304, headers=headers)
@@ -99,10 +99,8 @@ async def png_response(
     await wait_for_result(request, loaded.engine, generation)
     if error := incomplete_error(generation):
         raise error
-    config = generation.config
-    images = [image.read(0, config.pixels) for image in generation.images]
     async with watch_client(request) as client:
-        png = await app_state.encode_pool.run(client, encode, images, config)
+        png = await app_state.encode_pool.run(client, encode, writer, generation)
     return Response(png, media_type="image/png", headers=headers)
 
 
@@ -125,7 +123,6 @@ async def get_sample(
     # each time, because the picture changes with the weights.
     scope = "private" if app_state.settings.api_keys else "public"
 
-    def encode(images: list[NDArray[np.uint8]], config: ModelConfig) -> bytes:
-        return to_png(images[0], config)
-
-    return await png_response(request, app_state, loaded, spec, etags, f"{scope}, no-cache", encode)
+    caching = f"{scope}, no-cache"
+    encode = PngWriter.encode_grid
+    return await png_response(request, app_state, loaded, spec, etags, caching, encode)

@@ -148,6 +148,7 @@ async def _draw(
 ) -> Response:
     """Submit a generation, and reply with its stream, its images, or its URL."""
     media, granularity, output = reply_format
+    writer = app_state.png_writer(engine.name)
     if media == "text/event-stream":
         generation = submit_generation(request, app_state, engine, spec, key)
         return stream_generation(request, app_state, engine, generation, granularity, None, output)
@@ -160,10 +161,12 @@ async def _draw(
         }
         async with watch_client(request) as client:
             return await app_state.encode_pool.run(
-                client, json_reply, generation, output, headers, 202
+                client, json_reply, generation, writer, output, headers, 202
             )
     generation = submit_generation(request, app_state, engine, spec, key)
     # Without a key, no later request can read this generation: cancel it if the client disconnects.
     await wait_for_result(request, engine, generation, grace=0 if key is None else None)
     async with watch_client(request) as client:
-        return await app_state.encode_pool.run(client, encode_generation, generation, media, output)
+        return await app_state.encode_pool.run(
+            client, encode_generation, generation, writer, media, output
+        )

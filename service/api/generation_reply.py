@@ -25,7 +25,8 @@ from scanline.service.errors import incomplete_error
 from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.responses import json_response
 from scanline.service.http.sse import stream_response
-from scanline.service.images import to_grid, to_npy, to_png, to_zip
+from scanline.service.images import to_npy, to_zip
+from scanline.service.recipes.png_writer import PngWriter
 from scanline.service.state import AppState
 
 IMAGES_RESPONSE: dict[int | str, dict[str, Any]] = {
@@ -39,30 +40,35 @@ IMAGES_RESPONSE: dict[int | str, dict[str, Any]] = {
 
 def json_reply(
     generation: Generation,
+    writer: PngWriter,
     output: Output = "png",
     headers: dict[str, str] | None = None,
     status: int = 200,
 ) -> Response:
-    return json_response(GenerationReply.of(generation, output), headers, status)
+    return json_response(GenerationReply.of(generation, writer, output), headers, status)
 
 
-def encode_generation(generation: Generation, media: MediaType, output: Output) -> Response:
+def encode_generation(
+    generation: Generation, writer: PngWriter, media: MediaType, output: Output
+) -> Response:
     """Encode a generation as a media type; raises ``ApiError`` if it has no files."""
     config = generation.config
     headers = generation_headers(generation)
     if media == "application/json":
-        return json_reply(generation, output, headers)
+        return json_reply(generation, writer, output, headers)
     if error := incomplete_error(generation):
         raise error
-    images = [image.read(0, config.pixels) for image in generation.images]
     if media == "application/x-npy":
+        images = [image.read(0, config.pixels) for image in generation.images]
         return Response(to_npy(images, config), media_type=media, headers=headers)
     if media == "image/png":
-        png = to_png(images[0], config) if len(images) == 1 else to_grid(images, config)
+        png = writer.encode_grid(generation)
         return Response(png, media_type=media, headers=headers)
-    names = [f"{image.index:04d}-seed-{image.seed}.png" for image in generation.images]
-    pngs = [to_png(pixels, config) for pixels in images]
-    return Response(to_zip(list(zip(names, pngs, strict=True))), media_type=media, headers=headers)
+    files = [
+        (f"{image.index:04d}-seed-{image.seed}.png", writer.encode_image(generation, image))
+        for image in generation.images
+    ]
+    return Response(to_zip(files), media_type=media, headers=headers)
 
 
 def stream_generation(
@@ -85,6 +91,7 @@ def stream_generation(
             granularity=granularity,
             resumed=resumed,
             output=output,
+            writer=app_state.png_writer(generation.model),
             estimate_wait=lambda: engine.queue.estimate_wait(generation),
         )
 

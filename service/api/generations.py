@@ -47,9 +47,10 @@ async def get_generation(
         return stream_generation(request, app_state, engine, generation, "auto", None, output)
     if media != "application/json":
         _check_complete(generation)
+    writer = app_state.png_writer(generation.model)
     async with watch_client(request) as client:
         reply = await app_state.encode_pool.run(
-            client, encode_generation, generation, media, output
+            client, encode_generation, generation, writer, media, output
         )
     reply.headers.update({"Cache-Control": "no-store", "Vary": "Accept"})
     return reply
@@ -103,7 +104,8 @@ async def cancel_generation(request: Request, app_state: AppStateDep, identifier
     engine.queue.cancel(generation)
     async with watch_client(request) as client:
         await wait_until_finished(generation, client)
-        return await app_state.encode_pool.run(client, json_reply, generation)
+        writer = app_state.png_writer(generation.model)
+        return await app_state.encode_pool.run(client, json_reply, generation, writer)
 
 
 def _find(app_state: AppState, identifier: str) -> tuple[EngineProtocol, Generation]:

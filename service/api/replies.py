@@ -11,7 +11,7 @@ from scanline.model.config import NO_LABEL
 from scanline.model.evaluation.records import recorded_bits_per_dim
 from scanline.service.api.requests import Output
 from scanline.service.engine.generation import FinishReason, Generation, Image, Status
-from scanline.service.images import to_png
+from scanline.service.recipes.png_writer import PngWriter
 from scanline.service.state import LoadedModel
 
 
@@ -91,7 +91,9 @@ def label_name(generation: Generation, image: Image) -> str | None:
     return None if image.label == NO_LABEL else generation.config.classes[image.label]
 
 
-def image_reply(generation: Generation, image: Image, output: Output) -> ImageReply:
+def image_reply(
+    generation: Generation, image: Image, output: Output, writer: PngWriter
+) -> ImageReply:
     """Describe an image, with its pixels as ``output`` says."""
     status = image.status  # read first and once, because the image may finish meanwhile
     done, particles = status is Status.FINISHED, image.particles
@@ -106,10 +108,10 @@ def image_reply(generation: Generation, image: Image, output: Output) -> ImageRe
         "effective_particles": None if particles is None else round(particles.effective_size, 2),
         "log_evidence": None if particles is None else round(particles.log_evidence, 3),
     }
-    pixels = image.read(0, generation.config.pixels) if done else None
     if output == "values":
-        return ValuesImage(**facts, values=None if pixels is None else pixels.ravel().tolist())
-    png = None if pixels is None else to_png(pixels, generation.config)
+        values = image.read(0, generation.config.pixels).ravel().tolist() if done else None
+        return ValuesImage(**facts, values=values)
+    png = writer.encode_image(generation, image) if done else None
     return PngImage(**facts, png=None if png is None else base64.b64encode(png).decode())
 
 
@@ -158,7 +160,7 @@ class GenerationReply(BaseModel):
     warnings: list[str]
 
     @classmethod
-    def of(cls, generation: Generation, output: Output = "png") -> GenerationReply:
+    def of(cls, generation: Generation, writer: PngWriter, output: Output) -> GenerationReply:
         """Describe a generation in its current state, with pixels as ``output`` says."""
         # The status is read first, because the generation may finish meanwhile.
         config, status = generation.config, generation.status
@@ -169,7 +171,7 @@ class GenerationReply(BaseModel):
             width=config.width,
             height=config.height,
             channels=config.channels,
-            images=[image_reply(generation, image, output) for image in generation.images],
+            images=[image_reply(generation, image, output, writer) for image in generation.images],
             usage=Usage.of(generation),
             error=generation.error if status is Status.FINISHED else None,
             warnings=generation.warnings,

@@ -12,10 +12,8 @@ from scanline.model.config import MAX_GUIDANCE
 from scanline.model.images import Fit
 from scanline.model.noise import MAX_SEED
 from scanline.model.particles import MAX_PARTICLES
-from scanline.model.sampling import SamplingOptions
+from scanline.model.sampling import MAX_TEMPERATURE, SamplingOptions
 from scanline.service.http.bodies import RequestBody, document_form
-
-MAX_TEMPERATURE = 2.0
 
 Granularity = Literal["auto", "row", "pixel"]
 Output = Literal["png", "values"]
@@ -174,6 +172,25 @@ class ScoreForm(RequestBody):
     model: Model = None
     label: Annotated[str | None, Field(description=CLASS_HELP)] = None
     per_pixel: Annotated[bool, Field(description="Include the bits of each pixel.")] = False
+
+
+class VerifyForm(RequestBody):
+    """Request to verify a picture by the recipe in its file."""
+
+    model_config = ConfigDict(json_schema_extra=document_form(image="(a PNG's bytes)"))
+
+    image: Annotated[Upload, Field(description="A PNG that Scanline saved.")]
+    source: Annotated[
+        Upload | None,
+        Field(description="Of a completion: the picture that was completed, marked as it was."),
+    ] = None
+    mask: Annotated[
+        Upload | None, Field(description="The mask of `source`, as for `/v1/completions`.")
+    ] = None
+    known_rows: Annotated[
+        int | None, Field(ge=0, description="Number of rows of `source` that were kept.")
+    ] = None
+    fit: Annotated[Fit, Field(description="How `source` was fitted to the model's size.")] = "exact"
 
 
 class DistributionRequest(RequestBody):

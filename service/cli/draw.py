@@ -11,6 +11,7 @@ import typer
 from scanline.service.cli.options import (
     Backend,
     Fit,
+    Metadata,
     ModelName,
     Scale,
     Seed,
@@ -35,17 +36,18 @@ def sample(
     weights: WeightsDir = None,
     backend: Backend = "auto",
     threads: Threads = None,
+    metadata: Metadata = True,
 ) -> None:
     """Draw images and write them as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
     from scanline.model.sampling import resolve
-    from scanline.service.cli.grid import draw_grid
+    from scanline.service.cli.grid import DrawOptions, draw_grid
     from scanline.service.engine.generation import GenerationSpec
 
     checkpoint = load_by_name(weights, model)
     params = resolve(checkpoint.model.config, checkpoint.defaults, sampling)
     spec = GenerationSpec(n=n, seed=seed, sampling=params)
-    draw_grid(checkpoint, spec, out, scale, backend, threads)
+    draw_grid(checkpoint, spec, out, scale, DrawOptions(backend, threads), metadata)
     typer.echo(f"wrote {out}")
 
 
@@ -81,11 +83,12 @@ def complete(
     weights: WeightsDir = None,
     backend: Backend = "auto",
     threads: Threads = None,
+    metadata: Metadata = True,
 ) -> None:
     """Complete a picture several times and write the results as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
     from scanline.model.sampling import resolve
-    from scanline.service.cli.grid import draw_grid
+    from scanline.service.cli.grid import DrawOptions, draw_grid
     from scanline.service.cli.pictures import open_picture, read_file
     from scanline.service.engine.generation import GenerationSpec
     from scanline.service.images import MissingMaskError, read_masked_image
@@ -107,5 +110,5 @@ def complete(
     options = replace(sampling, particles=particles)
     params = resolve(config, checkpoint.defaults, options)
     spec = GenerationSpec(n=n, seed=seed, sampling=params, canvas=canvas, known=known)
-    draw_grid(checkpoint, spec, out, scale, backend, threads)
+    draw_grid(checkpoint, spec, out, scale, DrawOptions(backend, threads), metadata)
     typer.echo(f"wrote {out}")

@@ -1,32 +1,63 @@
-"""Image files of the commands: grids of samples, and pictures of a training run's progress."""
+"""Drawing of image files by the commands, with a temporary engine."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from scanline.model.api import draw
+from scanline.kernels.native.build import check_isa
 from scanline.model.atomic_files import write_atomically
 from scanline.model.checkpoint import Checkpoint
+from scanline.model.decoders.base import Decoder
 from scanline.model.decoders.factory import create_decoder
-from scanline.model.network import LinearTransformer
+from scanline.model.decoders.native import NativeDecoder
 from scanline.model.progress import show_progress
-from scanline.model.training.learning_curve import draw_curve
 from scanline.service.engine.engine import Engine
-from scanline.service.engine.generation import GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.queue import QueueLimits
-from scanline.service.images import to_grid
+from scanline.service.recipes.png_writer import DrawnBy, PngWriter
 
 log = logging.getLogger("scanline.drawing")
 
 SLOTS = 64
 
 
+@dataclass(frozen=True)
+class DrawOptions:
+    """Options of the decoder that a command draws with.
+
+    Attributes:
+        backend: The decoder's backend.
+        threads: CPU threads; None for all cores.
+        isa: Instruction set of the native backend; None for the best that the CPU has.
+    """
+
+    backend: str = "auto"
+    threads: int | None = None
+    isa: str | None = None
+
+    def open(self, checkpoint: Checkpoint, slots: int) -> Decoder:
+        """Open a decoder.
+
+        Raises:
+            ValueError: If the instruction set is unknown or belongs to another backend.
+            RuntimeError: If the CPU lacks it.
+        """
+        model, precision = checkpoint.model, checkpoint.native_precision
+        if self.isa is None:
+            return create_decoder(model, slots, self.backend, self.threads, precision)
+        if self.backend not in ("auto", "native"):
+            raise ValueError("--isa needs the native backend")
+        check_isa(self.isa)
+        return NativeDecoder(model, slots, self.threads, precision=precision, isa=self.isa)
+
+
 def draw_grid(
-    checkpoint: Checkpoint, spec: GenerationSpec, out: Path, scale: int, backend: str,
-    threads: int | None = None,
+    checkpoint: Checkpoint, spec: GenerationSpec, out: Path, scale: int, options: DrawOptions,
+    metadata: bool = True,
 ) -> None:  # fmt: skip
     """Draw images with a temporary engine, and write them as a PNG grid.
 
@@ -35,19 +66,32 @@ def draw_grid(
         spec: The images to draw.
         out: The PNG file to write.
         scale: The side of each image pixel in the grid.
-        backend: The decoder's backend.
-        threads: CPU threads; None for all cores.
+        options: The decoder to draw with.
+        metadata: Write the recipe into the file.
 
     Raises:
         ValueError: If the file cannot be written; checked before drawing.
         RuntimeError: If drawing fails.
     """
-    _check_target(out)
+    check_target(out)
+    generation, drawn_by = draw_generation(checkpoint, spec, options)
+    writer = PngWriter(drawn_by if metadata else None)
+    write_atomically(out, writer.encode_grid(generation, scale))
+
+
+def draw_generation(
+    checkpoint: Checkpoint, spec: GenerationSpec, options: DrawOptions
+) -> tuple[Generation, DrawnBy]:
+    """Draw images with a temporary engine, and show the progress.
+
+    Returns:
+        The complete generation, and the facts about the decoder for its recipe.
+
+    Raises:
+        RuntimeError: If drawing fails.
+    """
     config = checkpoint.model.config
-    decoder = create_decoder(
-        checkpoint.model, min(spec.n * spec.slots, max(SLOTS, spec.slots)), backend, threads,
-        checkpoint.native_precision,
-    )  # fmt: skip
+    decoder = options.open(checkpoint, min(spec.n * spec.slots, max(SLOTS, spec.slots)))
     engine = Engine(checkpoint.name, decoder, QueueLimits(max_waiting=spec.n))
     engine.start()
     try:
@@ -67,11 +111,10 @@ def draw_grid(
         raise RuntimeError(generation.error)
     for warning in generation.warnings:
         log.warning("%s", warning)
-    grid = to_grid([image.read(0, config.pixels) for image in generation.images], config, scale)
-    write_atomically(out, grid)
+    return generation, DrawnBy.of(checkpoint, decoder.arithmetic)
 
 
-def _check_target(out: Path) -> None:
+def check_target(out: Path) -> None:
     """Raise ``ValueError`` if ``out`` cannot be written; drawing may take minutes."""
     if out.is_dir():
         raise ValueError(f"{out} is a folder: name a file in it, such as {out / 'samples.png'}")
@@ -86,16 +129,3 @@ def _check_target(out: Path) -> None:
             pass  # this user may write into the folder
     except OSError as error:
         raise ValueError(f"{out} cannot be written ({error.strerror}): name another file") from None
-
-
-def save_progress(model: LinearTransformer, folder: Path) -> None:
-    """Write ``curve.png``, and ``samples.png`` with the same seeds each time, into a run's folder.
-
-    Networks that do not support decoding have no samples.
-    """
-    draw_curve(folder / "log.jsonl", folder / "curve.png")
-    if not model.config.supports_decoding:
-        return
-    samples = draw(Checkpoint("training", model), 16)
-    images = list(samples.reshape(len(samples), model.config.pixels, -1))
-    write_atomically(folder / "samples.png", to_grid(images, model.config, 4))

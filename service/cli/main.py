@@ -18,6 +18,7 @@ from scanline.service.cli.import_weights import import_weights
 from scanline.service.cli.paper import paper
 from scanline.service.cli.serve import serve
 from scanline.service.cli.train import train
+from scanline.service.cli.verify import verify
 from scanline.service.logs import mute_pillow
 
 app = typer.Typer(
@@ -27,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Draw images pixel by pixel with a linear transformer run as an RNN.",
 )
-for command in (serve, sample, complete, train, evaluate, bench):
+for command in (serve, sample, complete, verify, train, evaluate, bench):
     app.command()(command)
 app.command("import")(import_weights)
 app.add_typer(paper, name="paper")

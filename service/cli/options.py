@@ -88,6 +88,13 @@ Size = Annotated[
 ]
 Grey = Annotated[bool, typer.Option("--grey", help="Convert --images to grey.")]
 Download = Annotated[bool, typer.Option(help="Download the data set if it is missing.")]
+Metadata = Annotated[
+    bool,
+    typer.Option(
+        envvar="SCANLINE_PNG_METADATA",
+        help="Write into the PNG what it takes to draw it again (see `scanline verify`).",
+    ),
+]
 Scale = Annotated[int, typer.Option(min=1, max=32, help="Enlarge by this factor.")]
 Fit = Annotated[
     Literal["exact", "cover", "contain"],

@@ -99,7 +99,7 @@ def train(
     from scanline.model.training.datasets import DataSource
     from scanline.model.training.network_choice import NetworkOverrides
     from scanline.model.training.setup import RunOptions, prepare_run
-    from scanline.service.cli.grid import save_progress
+    from scanline.service.cli.run_pictures import save_progress
 
     settings = {
         "steps": steps, "batch": batch, "seed": seed, "learning_rate": learning_rate,

@@ -6,6 +6,7 @@ own cursor and copies the pixels that it has not sent yet, so a slow reader cost
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 import time
@@ -71,6 +72,14 @@ class GenerationSpec:
         if self.known is None:
             return 0
         return int(self.known.size if self.known.all() else self.known.argmin())
+
+    @cached_property
+    def given_digest(self) -> str | None:
+        """SHA-256 of the mask and the known pixels in hexadecimal, None if no pixel is known."""
+        if self.known is None or self.canvas is None or not self.known.any():
+            return None
+        kept = np.where(self.known[:, None], self.canvas, np.uint8(0))
+        return hashlib.sha256(np.packbits(self.known).tobytes() + kept.tobytes()).hexdigest()
 
     @property
     def prefill_pixels(self) -> int:

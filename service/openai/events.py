@@ -26,6 +26,7 @@ from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.openai.rendering import Rendering
 from scanline.service.openai.replies import USAGE, TokenUsage
 from scanline.service.openai.requests import FileFormat
+from scanline.service.recipes.png_writer import PngWriter
 
 Kind = Literal["image_generation", "image_edit"]
 
@@ -85,6 +86,7 @@ async def stream_images(
     rendering: Rendering,
     partials: int,
     pool: FairThreadPool,
+    writer: PngWriter,
 ) -> AsyncIterator[bytes]:
     """Yield previews of each image, then the image, as server-sent events.
 
@@ -99,6 +101,7 @@ async def stream_images(
         rendering: How the images are encoded.
         partials: The number of previews per image.
         pool: Threads that encode the images.
+        writer: Adds the recipes to the finished images.
 
     Raises:
         ClientDisconnectedError: If the client disconnects.
@@ -106,7 +109,7 @@ async def stream_images(
     loop = asyncio.get_running_loop()
     last_sent = loop.time()
     sent = [0] * len(generation.images)  # events per image
-    builder = _EventBuilder(generation, kind, rendering)
+    builder = _EventBuilder(generation, kind, rendering, writer)
     while True:
         # Read before the images, so that no change during the loop below is missed.
         version, finished = generation.version, generation.finished
@@ -152,25 +155,27 @@ class _EventBuilder:
     generation: Generation
     kind: Kind
     rendering: Rendering
+    writer: PngWriter
 
     def partial(self, image: Image, position: int, preview: int) -> PartialImage:
-        fields = self._fields("partial_image", image, position)
+        shown = self.rendering.encode_preview(image.preview(position), self.generation.config)
+        fields = self._fields("partial_image", image, shown)
         return PartialImage(**fields, partial_image_index=preview)
 
     def completed(self, image: Image) -> CompletedImage:
         generation = self.generation
+        file = self.rendering.encode_image(generation, image, self.writer)
         return CompletedImage(
-            **self._fields("completed", image, generation.config.pixels),
+            **self._fields("completed", image, file),
             bits_per_dim=generation.bits_per_dim(image),
             usage=TokenUsage.of(generation.spec, generation.config, 1),
             warnings=self.rendering.warnings,
         )
 
-    def _fields(self, name: str, image: Image, position: int) -> dict[str, Any]:
-        config = self.generation.config
+    def _fields(self, name: str, image: Image, file: str) -> dict[str, Any]:
         return {
             "type": f"{self.kind}.{name}",
-            "b64_json": self.rendering.encode(image.preview(position), config),
+            "b64_json": file,
             "created_at": int(time.time()),
             "output_format": self.rendering.format,
             "size": self.rendering.size,

@@ -14,13 +14,16 @@ from PIL import Image
 
 from scanline.model.config import ModelConfig
 from scanline.model.images import BACKGROUND
+from scanline.service.engine.generation import Generation
+from scanline.service.engine.generation import Image as Drawn
 from scanline.service.http.errors import ApiError
+from scanline.service.images import MAX_SIDE
 from scanline.service.openai.requests import FileFormat, ImageOptions
+from scanline.service.recipes.png_writer import PngWriter
 
 OPENAI_SIZES = (
     (256, 256), (512, 512), (1024, 1024), (1536, 1024), (1024, 1536), (1792, 1024), (1024, 1792),
 )  # fmt: skip
-MAX_SIDE = 2048  # of an enlarged image
 MAX_PIXELS = 20_000_000  # of all images of a reply, previews included
 _NO_EFFECT = {
     "quality": "the model has only one quality",
@@ -86,8 +89,19 @@ class Rendering:
         """Size of the files as in OpenAI's API, such as "28x28"."""
         return f"{self.frame.width}x{self.frame.height}"
 
-    def encode(self, pixels: NDArray[np.uint8], config: ModelConfig) -> str:
-        """Encode an image, uint8 ``[T, C]``, as a base64 file."""
+    def encode_image(self, generation: Generation, image: Drawn, writer: PngWriter) -> str:
+        """Encode a finished image as a base64 file; a PNG carries its recipe."""
+        config = generation.config
+        file = self._encode(image.read(0, config.pixels), config)
+        if self.format == "png":
+            file = writer.embed(file, generation, image, self.frame.scale)
+        return base64.b64encode(file).decode()
+
+    def encode_preview(self, pixels: NDArray[np.uint8], config: ModelConfig) -> str:
+        """Encode an unfinished image, uint8 ``[T, C]``, as a base64 file without a recipe."""
+        return base64.b64encode(self._encode(pixels, config)).decode()
+
+    def _encode(self, pixels: NDArray[np.uint8], config: ModelConfig) -> bytes:
         shape = (config.height, config.width) + ((3,) if config.channels == 3 else ())
         picture = Image.fromarray(pixels.reshape(shape))
         left, top, right, bottom = self.frame.box(config)
@@ -102,7 +116,7 @@ class Rendering:
         if self.format == "webp":
             options["method"] = 2  # a tenth larger than the default, in a third of the time
         large.save(buffer, self.format, **options)
-        return base64.b64encode(buffer.getvalue()).decode()
+        return buffer.getvalue()
 
 
 def choose_rendering(body: ImageOptions, config: ModelConfig) -> Rendering:

@@ -117,6 +117,7 @@ async def _draw(
 ) -> Response:
     """Submit a generation, and reply with its stream or its images."""
     generation = submit_generation(request, app_state, engine, spec, key)
+    writer = app_state.png_writer(engine.name)
     # Without a key, no later request can read this generation: cancel it if the client disconnects.
     grace = 0 if key is None else None
     if body.stream:
@@ -124,7 +125,7 @@ async def _draw(
         def events(client: WaitingClient) -> AsyncIterator[bytes]:
             pool = app_state.encode_pool_for(rendering.pixels)
             partials = body.partial_images or 0
-            return stream_images(generation, client, kind, rendering, partials, pool)
+            return stream_images(generation, client, kind, rendering, partials, pool, writer)
 
         return stream_response(
             request,
@@ -136,13 +137,12 @@ async def _draw(
     await wait_for_result(request, engine, generation, grace=grace)
     if error := incomplete_error(generation):
         raise error
-    config = generation.config
     pool = app_state.encode_pool_for(rendering.pixels)
     files: list[str] = []
     async with watch_client(request) as client:
         for image in generation.images:
-            pixels = image.read(0, config.pixels)
-            files.append(await pool.run(client, rendering.encode, pixels, config))
+            file = await pool.run(client, rendering.encode_image, generation, image, writer)
+            files.append(file)
         return await app_state.encode_pool.run(client, _reply, generation, rendering, files)
 
 

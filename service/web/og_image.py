@@ -7,19 +7,17 @@ import re
 from typing import Annotated
 from urllib.parse import urlencode
 
-import numpy as np
 from fastapi import APIRouter, Query, Request, Response
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
-from scanline.model.config import ModelConfig
 from scanline.model.noise import MAX_SEED
 from scanline.service.api.cached_png import ClientETags, png_response
 from scanline.service.api.dependencies import AppStateDep, find_model
 from scanline.service.api.requests import SamplingFields
 from scanline.service.api.specs import build_spec
+from scanline.service.engine.generation import Generation
 from scanline.service.http.errors import ApiError
-from scanline.service.images import to_grid
+from scanline.service.recipes.png_writer import PngWriter
 
 MAX_PREVIEW_IMAGES = 4  # more images would be too small in a chat
 MAX_PAGE_SEED = 2**53 - 1  # the largest exact integer in JavaScript
@@ -76,9 +74,9 @@ async def og_image(
     options = link.sampling_options(label=link.label or None)
     spec = build_spec(app_state, loaded, options, n=n, seed=link.seed)
 
-    def encode(images: list[NDArray[np.uint8]], config: ModelConfig) -> bytes:
-        side = config.width * (1 if n == 1 else 2)
-        return to_grid(images, config, max(1, PREVIEW_SIDE // side))
+    def encode(writer: PngWriter, generation: Generation) -> bytes:
+        side = generation.config.width * (1 if n == 1 else 2)
+        return writer.encode_grid(generation, max(1, PREVIEW_SIDE // side))
 
     caching = f"public, max-age={MAX_AGE_SECONDS}"
     return await png_response(request, app_state, loaded, spec, tags, caching, encode)

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import json
 import random
 import re
 import socket
+import struct
 import sys
 import threading
 import time
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
+from scanline.model.checkpoint import load_by_name
 from tests.server_processes import MNIST_OPTIONS, memory, server_process
 
 WORDS = (
@@ -41,7 +45,7 @@ FIELDS = (
 )  # fmt: skip
 POSTS = (
     "/v1/samples", "/v1/completions", "/v1/score", "/v1/distribution", "/v1/images/generations",
-    "/v1/images/edits",
+    "/v1/images/edits", "/v1/verify",
 )  # fmt: skip
 GETS = (
     "/v1/models", "/v1/models/mnist", "/v1/generations/x", "/v1/generations/x/events",
@@ -57,6 +61,17 @@ HEADER_VALUES = (
     "image/png", "application/zip", "respond-async", "3", "*", "text/event-stream", "bytes=0-1",
     "é", "gzip", "a/b;q=x",
 )  # fmt: skip
+
+
+@functools.cache
+def recipe_fields() -> dict[str, Any]:
+    """Return a recipe of a sample of the shipped ``mnist``."""
+    weights = load_by_name(name="mnist").digest
+    return {
+        "format": 1, "model": "mnist", "weights": weights, "precision": "int8", "arithmetic": 1,
+        "seed": 1, "n": 1, "label": "7", "temperature": 1.0, "guidance": 1.0, "top_p": 1.0,
+        "particles": 1, "given": None, "scale": 1, "version": "0.1.0",
+    }  # fmt: skip
 
 
 class Fuzz:
@@ -105,9 +120,19 @@ class Fuzz:
         )
         Image.new(mode, size).save(buffer, kind)
         data = bytearray(buffer.getvalue())
+        if kind == "PNG" and pick.random() < 0.3:
+            data[33:33] = self.recipe()
         for _ in range(pick.choice((0, 0, 1, 5))):
             data[pick.randrange(len(data))] = pick.randrange(256)
         return bytes(data[: pick.randrange(len(data))] if pick.random() < 0.1 else data)
+
+    def recipe(self) -> bytes:
+        """Return a text chunk with a recipe, possibly invalid."""
+        fields = recipe_fields() | {"given": self.pick.choice((None, None, "0" * 64))}
+        if self.pick.random() < 0.5:
+            fields[self.pick.choice(list(fields))] = self.value()
+        data = b"tEXtscanline\0" + json.dumps(fields).encode()
+        return struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
 
     def request(self, client: httpx.Client) -> httpx.Request:
         """Return a random request."""
@@ -132,7 +157,7 @@ class Fuzz:
                     headers.setdefault("Content-Type", "application/json")
                     content["content"] = text if pick.random() < 0.9 else text[: pick.randrange(9)]
                 case 2 | 3:
-                    names = ("image", "mask", "image[]", "other")
+                    names = ("image", "mask", "image[]", "source", "other")
                     files = [
                         (pick.choice(names) if pick.random() < 0.3 else "image", self.picture())
                         for _ in range(pick.choice((0, 1, 1, 1, 2)))

@@ -13,7 +13,7 @@ from PIL import Image as Picture
 from tests.service.cli.command_line import run_command
 from tests.service.fixtures import GREY, encode, random_picture
 
-COMMANDS = ["serve", "sample", "complete", "train", "evaluate", "import"]
+COMMANDS = ["serve", "sample", "complete", "verify", "train", "evaluate", "import"]
 
 
 def cells(

@@ -23,6 +23,7 @@ from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.openai.events import stream_images
 from scanline.service.openai.rendering import choose_rendering
 from scanline.service.openai.requests import GenerationsRequest
+from scanline.service.recipes.png_writer import WITHOUT_RECIPES
 from scanline.service.state import AppState
 from tests.service.fixtures import (
     GREY,
@@ -124,7 +125,13 @@ def test_changes_while_an_event_is_sent_are_not_missed(
         gone = asyncio.create_task(asyncio.sleep(60))
         rendering = choose_rendering(GenerationsRequest(prompt=""), GREY)
         stream = stream_images(
-            generation, WaitingClient("", gone), "image_generation", rendering, 1, FairThreadPool(1)
+            generation,
+            WaitingClient("", gone),
+            "image_generation",
+            rendering,
+            1,
+            FairThreadPool(1),
+            WITHOUT_RECIPES,
         )
         raw = await anext(stream)
         published[0] = GREY.pixels // 2  # while the event is being sent; no change follows

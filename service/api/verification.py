@@ -1,0 +1,190 @@
+"""Route that verifies a picture: ``POST /v1/verify``."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Depends, Form, Request, Response
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from scanline.model.config import ModelConfig
+from scanline.model.images import ImageError
+from scanline.service.api.dependencies import (
+    COMMON_DEPENDENCIES,
+    AppStateDep,
+    find_model_with_capacity,
+)
+from scanline.service.api.replies import example
+from scanline.service.api.requests import VerifyForm
+from scanline.service.api.specs import build_spec
+from scanline.service.api.submission import submit_generation
+from scanline.service.api.waiting import wait_for_result
+from scanline.service.engine.generation import GenerationSpec
+from scanline.service.errors import error_responses, incomplete_error
+from scanline.service.http.bodies import unique_form_fields
+from scanline.service.http.disconnect import watch_client
+from scanline.service.http.errors import ApiError, not_ready
+from scanline.service.http.responses import json_response
+from scanline.service.images import MAX_SIDE, read_masked_image
+from scanline.service.recipes.png_writer import DrawnBy
+from scanline.service.recipes.recipe import Recipe
+from scanline.service.recipes.verification import (
+    Picture,
+    Verdict,
+    Verification,
+    check_size,
+    compare,
+    find_given,
+    no_recipe,
+    options_of,
+    other_weights,
+    read_picture,
+    source_missing,
+)
+from scanline.service.state import AppState, LoadedModel
+from scanline.service.upload_limits import open_upload
+
+MAX_PICTURE_PIXELS = MAX_SIDE**2  # the largest enlarged image that this server draws
+
+router = APIRouter(prefix="/v1", dependencies=COMMON_DEPENDENCIES)
+
+
+class VerifyReply(BaseModel):
+    """Verdict on a picture."""
+
+    model_config = example(
+        object="verification", verdict="edited", changed_pixels=3, changes="iVBORw0KGgo…",
+        message="Edited: 3 of 784 pixels were changed, the first in row 4, column 12.",
+        recipe=Recipe.model_config["json_schema_extra"]["examples"][0],  # type: ignore[index]
+    )  # fmt: skip
+
+    object: Annotated[str, Field(json_schema_extra={"enum": ["verification"]})] = "verification"
+    verdict: Annotated[str, Field(json_schema_extra={"enum": list(Verdict)})]
+    message: Annotated[str, Field(description="The verdict in a sentence.")]
+    changed_pixels: Annotated[
+        int | None, Field(description="Number of pixels that differ; null if nothing was drawn.")
+    ]
+    changes: Annotated[
+        str | None, Field(description="A PNG in base64 that shows the changed pixels in red.")
+    ]
+    recipe: Annotated[Recipe | None, Field(description="The recipe in the file.")]
+
+
+@router.post(
+    "/verify", tags=["look inside"], dependencies=[Depends(unique_form_fields())],
+    response_model=VerifyReply, responses=error_responses(403, 413, 415, 429, 500, 503),
+)  # fmt: skip
+async def verify(
+    request: Request,
+    app_state: AppStateDep,
+    form: Annotated[VerifyForm, Form(media_type="multipart/form-data")],
+) -> Response:
+    """Draw the picture in a PNG again by the recipe in the file, and compare every pixel.
+
+    A completion also needs `source`, the picture that was completed, unless its first rows were
+    the known part.
+    """
+    if not app_state.models:
+        raise not_ready("the models are still loading; try again in a moment")
+    async with watch_client(request) as client:
+        open_image = partial(open_upload, max_pixels=MAX_PICTURE_PIXELS)
+        read = (read_picture, form.image.file, open_image)
+        picture = await app_state.upload_pool.run(client, *read)
+    verdict = await _verify(request, app_state, form, picture)
+    async with watch_client(request) as client:
+        return await app_state.encode_pool.run(client, _reply, verdict)
+
+
+async def _verify(
+    request: Request, app_state: AppState, form: VerifyForm, picture: Picture
+) -> Verification:
+    """Draw a picture's recipe and compare."""
+    recipe, pixels = picture
+    if recipe is None:
+        return no_recipe()
+    loaded = _find(app_state, recipe)
+    if loaded is None or loaded.checkpoint.digest != recipe.weights:
+        return other_weights(recipe, None if loaded is None else loaded.checkpoint.digest)
+    engine, config = loaded.engine, loaded.engine.config
+    if resized := check_size(recipe, pixels, config):
+        return resized
+    spec = _spec(request, app_state, loaded, recipe)
+    if recipe.given is not None:
+        async with watch_client(request) as client:
+            add_given = (_add_given, form, recipe, pixels, config, spec)
+            completion = await app_state.upload_pool.run(client, *add_given)
+        if completion is None:
+            return source_missing(recipe)
+        spec = completion
+    generation = submit_generation(request, app_state, engine, spec)
+    await wait_for_result(request, engine, generation)
+    if error := incomplete_error(generation):
+        raise error
+    images = [image.read(0, config.pixels) for image in generation.images]
+    here = DrawnBy.of(loaded.checkpoint, engine.arithmetic)
+    async with watch_client(request) as client:
+        return await app_state.upload_pool.run(
+            client, compare, recipe, pixels, images, config, here
+        )
+
+
+def _find(app_state: AppState, recipe: Recipe) -> LoadedModel | None:
+    """Find the model with a recipe's weights, or else with its name."""
+    for loaded in app_state.models.values():
+        if loaded.checkpoint.digest == recipe.weights:
+            return loaded
+    return app_state.models.get(recipe.model)
+
+
+def _spec(
+    request: Request, app_state: AppState, loaded: LoadedModel, recipe: Recipe
+) -> GenerationSpec:
+    """Build the spec of a recipe; raises ``ApiError`` if this server cannot draw it."""
+    try:
+        find_model_with_capacity(request, app_state, loaded.engine.name, recipe.n)
+        options = options_of(recipe)
+        return build_spec(app_state, loaded, options, n=recipe.n, seed=recipe.seed)
+    except ApiError as error:
+        if error.status_code != 400:
+            raise
+        raise ApiError(
+            400, f"this server cannot draw the recipe in the file: {error.detail}",
+            param="image", code=error.code,
+        ) from None  # fmt: skip
+
+
+def _add_given(
+    form: VerifyForm,
+    recipe: Recipe,
+    pixels: NDArray[np.uint8],
+    config: ModelConfig,
+    spec: GenerationSpec,
+) -> GenerationSpec | None:
+    """Add a completion's known pixels to its spec; None if they are not at hand."""
+    if form.source is None:
+        return find_given(recipe, pixels, config, spec)
+    mask = form.mask.file if form.mask else None
+    try:
+        canvas, known = read_masked_image(form.source.file, mask, form.known_rows, form.fit, config)
+    except ImageError as error:
+        param = "source" if error.param == "image" else error.param
+        raise ImageError(str(error), param, error.code) from None
+    spec = replace(spec, canvas=canvas, known=known)
+    return spec if spec.given_digest == recipe.given else None
+
+
+def _reply(verification: Verification) -> Response:
+    changed, changes = verification.changed, verification.changes
+    reply = VerifyReply(
+        verdict=verification.verdict,
+        message=verification.message,
+        changed_pixels=None if changed is None else int(changed.sum()),
+        changes=None if changes is None else base64.b64encode(changes).decode(),
+        recipe=verification.recipe,
+    )
+    return json_response(reply)

@@ -1,0 +1,93 @@
+"""Encoding of drawn images as PNG files that carry their recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scanline.kernels.native.abi import Precision
+from scanline.model.checkpoint import Checkpoint
+from scanline.model.config import NO_LABEL
+from scanline.model.noise import RANDOM
+from scanline.service import __version__
+from scanline.service.engine.generation import FinishReason, Generation, Image
+from scanline.service.images import to_grid, to_png
+from scanline.service.recipes.recipe import Recipe, embed_recipe
+
+
+@dataclass(frozen=True)
+class DrawnBy:
+    """Facts of a recipe about the weights and the numbers that draw.
+
+    Attributes:
+        weights: Digest of the config and the weights.
+        precision: The products that the checkpoint chooses; None for the default.
+        arithmetic: Version of the decoder's arithmetic; None if its bytes depend on the machine.
+    """
+
+    weights: str
+    precision: Precision | None
+    arithmetic: int | None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, arithmetic: int | None) -> DrawnBy:
+        return cls(checkpoint.digest, checkpoint.native_precision, arithmetic)
+
+
+@dataclass(frozen=True)
+class PngWriter:
+    """Encoder of a model's images as PNG.
+
+    Attributes:
+        drawn_by: Facts for the recipes; None to write PNG files without recipes.
+    """
+
+    drawn_by: DrawnBy | None = None
+
+    def encode_image(self, generation: Generation, image: Image) -> bytes:
+        """Encode a finished image; one that was cancelled gets no recipe."""
+        config = generation.config
+        png = to_png(image.read(0, config.pixels), config)
+        return self.embed(png, generation, image)
+
+    def encode_grid(self, generation: Generation, scale: int = 1) -> bytes:
+        """Encode a complete generation as one PNG, several images as a grid."""
+        config, images = generation.config, generation.images
+        if len(images) == scale == 1:
+            return self.encode_image(generation, images[0])
+        pixels = [image.read(0, config.pixels) for image in images]
+        image = images[0] if len(images) == 1 else None
+        return self.embed(to_grid(pixels, config, scale), generation, image, scale)
+
+    def embed(
+        self, png: bytes, generation: Generation, image: Image | None, scale: int = 1
+    ) -> bytes:
+        """Add the recipe to a PNG file of one image, or of the whole generation if it is None."""
+        recipe = self._recipe(generation, image, scale)
+        return png if recipe is None else embed_recipe(png, recipe, generation.config)
+
+    def _recipe(self, generation: Generation, image: Image | None, scale: int) -> Recipe | None:
+        drawn_by, spec, config = self.drawn_by, generation.spec, generation.config
+        if drawn_by is None or (image and image.finish_reason is not FinishReason.LENGTH):
+            return None
+        sampling = spec.sampling
+        label = sampling.label if image is None else image.label
+        name = None if label == NO_LABEL else config.classes[label]
+        return Recipe(
+            model=generation.model,
+            weights=drawn_by.weights,
+            precision=drawn_by.precision,
+            arithmetic=drawn_by.arithmetic,
+            seed=spec.seed if image is None else image.seed,
+            n=spec.n if image is None else 1,
+            label=RANDOM if image is None and sampling.random_label else name,
+            temperature=sampling.temperature,
+            guidance=sampling.guidance,
+            top_p=sampling.top_p,
+            particles=sampling.particles,
+            given=spec.given_digest,
+            scale=scale,
+            version=__version__,
+        )
+
+
+WITHOUT_RECIPES = PngWriter()

@@ -1,0 +1,237 @@
+"""Verification of a picture: comparison of a PNG file with the picture that its recipe draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from scanline.model.config import ModelConfig
+from scanline.model.sampling import SamplingOptions
+from scanline.service.engine.generation import GenerationSpec
+from scanline.service.images import OpenImage, arrange_grid, grid_size, image_to_png
+from scanline.service.recipes.png_writer import DrawnBy
+from scanline.service.recipes.recipe import Recipe, read_recipe
+
+CHANGED = (255, 0, 80)  # colour of changed pixels
+MIN_CHANGES_SIDE = 280  # pixels of the picture of the changes
+
+
+class Verdict(StrEnum):
+    """Result of a verification."""
+
+    SAME = "same"
+    EDITED = "edited"
+    RESIZED = "resized"
+    OTHER_WEIGHTS = "other_weights"
+    OTHER_ARITHMETIC = "other_arithmetic"
+    SOURCE_MISSING = "source_missing"
+    NO_RECIPE = "no_recipe"
+
+
+class Picture(NamedTuple):
+    """A file to verify: its recipe, and its pixels as RGBA, uint8 ``[H, W, 4]``."""
+
+    recipe: Recipe | None
+    pixels: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Verdict on a picture.
+
+    Attributes:
+        verdict: The result.
+        message: The result in a sentence.
+        recipe: The recipe in the file, None if it has none.
+        changed: Which pixels of the picture or grid differ from the drawn ones, bool ``[H, W]``;
+            None if nothing was drawn.
+        changes: A PNG that shows where, None if nothing differs.
+    """
+
+    verdict: Verdict
+    message: str
+    recipe: Recipe | None
+    changed: NDArray[np.bool_] | None = None
+    changes: bytes | None = None
+
+
+def read_picture(file: BinaryIO, open_image: OpenImage) -> Picture:
+    """Read a file to verify, decoded by ``open_image``.
+
+    Raises:
+        ImageError: If the file is not a valid image, or its recipe cannot be read.
+    """
+    image = open_image(file, "image", None, None)
+    file.seek(0)
+    recipe = read_recipe(file.read())
+    return Picture(recipe, np.asarray(image.convert("RGBA"), np.uint8))
+
+
+def options_of(recipe: Recipe) -> SamplingOptions:
+    """Return the sampling options of a recipe."""
+    return SamplingOptions(
+        label=recipe.label,
+        temperature=recipe.temperature,
+        top_p=recipe.top_p,
+        guidance=recipe.guidance,
+        particles=recipe.particles,
+    )
+
+
+def no_recipe() -> Verification:
+    """Return the verdict on a picture without a recipe."""
+    message = "The file does not say how it was drawn: it has no recipe."
+    return Verification(Verdict.NO_RECIPE, message, None)
+
+
+def other_weights(recipe: Recipe, here: str | None) -> Verification:
+    """Return the verdict on a picture whose weights are not available.
+
+    Args:
+        recipe: The picture's recipe.
+        here: Digest of the model of the same name; None if there is no such model.
+    """
+    if here is None:
+        message = f"It was drawn by the model {recipe.model!a}, which is not available here."
+    else:
+        message = (
+            f"It was drawn with other weights: the digest of {recipe.model!a} here begins with "
+            f"{here[:10]}, in the picture with {recipe.weights[:10]}."
+        )
+    return Verification(Verdict.OTHER_WEIGHTS, message, recipe)
+
+
+def source_missing(recipe: Recipe) -> Verification:
+    """Return the verdict on a completion whose known pixels are not at hand."""
+    message = (
+        "It is a completion. To draw it again, the picture that was completed is needed, with the "
+        "same part to draw."
+    )
+    return Verification(Verdict.SOURCE_MISSING, message, recipe)
+
+
+def check_size(
+    recipe: Recipe, pixels: NDArray[np.uint8], config: ModelConfig
+) -> Verification | None:
+    """Return the verdict on a resized picture, None if its size is that of its recipe."""
+    if _content(recipe, pixels, config) is not None:
+        return None
+    height, width = (side * recipe.scale for side in grid_size(recipe.n, config))
+    message = (
+        f"The picture was resized or cropped: it has {pixels.shape[1]} × {pixels.shape[0]} "
+        f"pixels, and was saved with {width} × {height}."
+    )
+    return Verification(Verdict.RESIZED, message, recipe)
+
+
+def _content(
+    recipe: Recipe, pixels: NDArray[np.uint8], config: ModelConfig
+) -> tuple[NDArray[np.uint8], bool] | None:
+    """Return the part of a file inside its margins, and whether the margins are intact.
+
+    A single image may have black margins of the same width on both sides, as OpenAI's sizes have.
+    Returns None if the file has another size.
+    """
+    H, W = (side * recipe.scale for side in grid_size(recipe.n, config))
+    height, width = pixels.shape[:2]
+    if (height, width) == (H, W):
+        return pixels, True
+    if recipe.n > 1 or height < H or width < W:
+        return None
+    top, left = (height - H) // 2, (width - W) // 2
+    inside = np.zeros((height, width), bool)
+    inside[top : top + H, left : left + W] = True
+    intact = (pixels[~inside] == (0, 0, 0, 255)).all()
+    return pixels[top : top + H, left : left + W], bool(intact)
+
+
+def find_given(
+    recipe: Recipe, pixels: NDArray[np.uint8], config: ModelConfig, spec: GenerationSpec
+) -> GenerationSpec | None:
+    """Add the known pixels of a completion to its spec; None if they are not at hand.
+
+    The finished picture contains its known pixels, but not which they are. The usual case, that
+    the first rows are known, is found by trying each number of rows.
+    """
+    content = _content(recipe, pixels, config)
+    if recipe.n > 1 or content is None:
+        return None
+    canvas = content[0][:: recipe.scale, :: recipe.scale, : config.channels]
+    canvas = canvas.reshape(config.pixels, config.channels)
+    for rows in range(1, config.height):
+        known = np.arange(config.pixels) < rows * config.width
+        tried = replace(spec, canvas=canvas, known=known)
+        if tried.given_digest == recipe.given:
+            return tried
+    return None
+
+
+def compare(
+    recipe: Recipe,
+    pixels: NDArray[np.uint8],
+    images: Sequence[NDArray[np.uint8]],
+    config: ModelConfig,
+    here: DrawnBy,
+) -> Verification:
+    """Compare a picture with the images that its recipe draws here.
+
+    Args:
+        recipe: The recipe in the file.
+        pixels: The file's pixels, of a size that ``check_size`` accepts.
+        images: The drawn images, uint8 ``[T, C]``.
+        config: The model's config.
+        here: Facts about the model and the arithmetic that drew them.
+    """
+    content = _content(recipe, pixels, config)
+    assert content is not None
+    given, intact = content
+    drawn = arrange_grid(images, config)
+    rgba = np.full((*drawn.shape[:2], 4), 255, np.uint8)
+    rgba[..., :3] = drawn
+    H, W, scale = *drawn.shape[:2], recipe.scale
+    # A pixel is changed if any part of its block in the file differs.
+    blocks = given.reshape(H, scale, W, scale, 4)
+    changed = (blocks != rgba[:, None, :, None]).any(axis=(1, 3, 4))
+    count = int(changed.sum())
+    if not count and intact:
+        return Verification(Verdict.SAME, "Same picture, to the pixel.", recipe, changed)
+    changes = _picture_of_changes(given[::scale, ::scale, :3], changed)
+    if here.arithmetic is None or (here.arithmetic, here.precision) != (
+        recipe.arithmetic, recipe.precision,
+    ):  # fmt: skip
+        message = (
+            f"{count:,} of {changed.size:,} pixels differ, perhaps because the picture was drawn "
+            f"with other arithmetic ({_arithmetic(recipe)}; here {_arithmetic(here)})."
+        )
+        return Verification(Verdict.OTHER_ARITHMETIC, message, recipe, changed, changes)
+    parts = []
+    if count:
+        y, x = np.argwhere(changed)[0]
+        noun = "pixel was" if count == 1 else "pixels were"
+        parts.append(
+            f"{count:,} of {changed.size:,} {noun} changed, the first in row {y + 1}, "
+            f"column {x + 1}"
+        )
+    if not intact:
+        parts.append("the margin was changed")
+    return Verification(Verdict.EDITED, f"Edited: {'; '.join(parts)}.", recipe, changed, changes)
+
+
+def _arithmetic(one: Recipe | DrawnBy) -> str:
+    """Describe the arithmetic of a recipe or of a model."""
+    if one.arithmetic is None:
+        return "one that depends on the machine"
+    return f"version {one.arithmetic}, {one.precision or 'default'} products"
+
+
+def _picture_of_changes(given: NDArray[np.uint8], changed: NDArray[np.bool_]) -> bytes:
+    """Encode a picture, uint8 ``[H, W, 3]``, dimmed and with its changed pixels in red."""
+    shown = np.where(changed[..., None], np.array(CHANGED, np.uint8), given // 3)
+    scale = max(1, MIN_CHANGES_SIDE // max(changed.shape))
+    return image_to_png(Image.fromarray(shown.astype(np.uint8)), scale)
