@@ -74,6 +74,7 @@ def test_unknown_stage_is_rejected() -> None:
     assert result.stdout == "unknown stage in STAGES: speed (use tests, bench, attention)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run the whole check")
 def test_without_gpu_the_script_only_collects_tests(tmp_path: Path) -> None:
     result = subprocess.run(

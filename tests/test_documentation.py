@@ -91,6 +91,7 @@ def test_python(server: str, tmp_path: Path) -> None:
     assert size(tmp_path / "digit-9.png") == (28, 28)
 
 
+@pytest.mark.slow
 def test_without_a_server(tmp_path: Path) -> None:
     (script,) = blocks("sh", "## Without a server")
     Image.new("L", (28, 28)).save(tmp_path / "digit.png")
@@ -191,6 +192,7 @@ def test_make_targets_exist() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("weights/*.md")],

@@ -52,6 +52,7 @@ def page_in(service: Path) -> set[str]:
     return {str(path.relative_to(static)) for path in static.rglob("*.*")}
 
 
+@pytest.mark.slow
 def test_the_wheel_works_next_to_modules_with_common_names(
     source: Path, tmp_path: Path, cache_folder: Path
 ) -> None:

@@ -113,6 +113,7 @@ def emulate(
 SOME = KINDS | {name: ODD_SIZES[name] for name in ("heads of 12", "heads of 31", "heads of 33")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", SOME.values(), ids=SOME.keys())
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_neon_matches_float64(

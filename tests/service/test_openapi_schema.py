@@ -26,6 +26,7 @@ from tests.service.fixtures import (
 TOOL = Path(sys.executable).parent / "schemathesis"
 
 
+@pytest.mark.slow
 def test_schemathesis_finds_no_errors(tmp_path: Path) -> None:
     if not TOOL.exists():
         pytest.skip("needs schemathesis: pip install '.[e2e]'")

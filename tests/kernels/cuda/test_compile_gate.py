@@ -48,6 +48,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
+@pytest.mark.slow
 def test_one_variant_of_every_kernel_compiles() -> None:
     """One variant of every kernel; ``make gate`` compiles all, which takes minutes.
 
@@ -186,6 +187,7 @@ def test_variant_with_wrong_arguments_raises() -> None:
         to_ast_source(replace(SMALL, signature=SMALL.signature | {"K": "i32"}))
 
 
+@pytest.mark.slow
 def test_cuda_source_with_too_much_stack_or_shared_memory_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

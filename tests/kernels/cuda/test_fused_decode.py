@@ -103,6 +103,7 @@ def images(config: ModelConfig) -> tuple[ReferenceDecoder, list[int]]:
     return decoder, [4, *pair, 0, 2, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -190,6 +191,7 @@ def test_linear_encoding_is_more_exact_than_bf16(launch_config: LaunchConfig, fo
     assert split_error.mean() < 0.1 * bf16_error.mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grey", pytest.param("paper", marks=pytest.mark.broad)])
 def test_many_rows_draw_the_same_bytes_as_few(name: str, folder: Path) -> None:
     """More rows than a warp processes at a time, in two blocks."""

@@ -230,6 +230,7 @@ def check_same_bytes(plain: NativeDecoder, decoder: NativeDecoder, inputs: Input
     assert [part.tobytes() for part in given] == [part.tobytes() for part in expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int16", "int8"])
 @pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ def test_failing_compiler(cache: Path, tmp_path: Path, monkeypatch: pytest.Monke
         create_decoder(TINY, 1, "native")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", [native_build.DECODER, native_build.TRAINING], ids=lambda s: s.stem
 )

@@ -17,6 +17,7 @@ from tests.kernels.native.fixtures import TINY
 from tests.model.decoders.fixtures import network_for
 
 
+@pytest.mark.slow
 def test_benchmark_reports_every_backend() -> None:
     report = bench.run_bench(
         find_models(["mnist-paper"]), backends=["native", "reference"], slots=[1, 3], threads=1,

@@ -87,6 +87,7 @@ def run_with_each_failure(device: torch.device, folder: Path) -> None:
         run_collectives(device, folder / unavailable, unavailable)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 def test_all_processes_get_the_same_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -72,6 +72,7 @@ def has_ended(number: int) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "count"),
     [
@@ -107,6 +108,7 @@ def test_interrupted_run_can_be_resumed(
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "count"),
     [
@@ -133,6 +135,7 @@ def test_two_processes_train_like_one(
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_killed_worker_ends_the_run_with_a_reason(tmp_path: Path, start_run: StartRun) -> None:
     process = start_run(tmp_path, 10**6, processes=2)
     (other,) = worker_ids(process) - {process.pid}
@@ -146,6 +149,7 @@ def test_killed_worker_ends_the_run_with_a_reason(tmp_path: Path, start_run: Sta
     assert has_ended(other)
 
 
+@pytest.mark.slow
 def test_workers_exit_with_the_first_process(tmp_path: Path, start_run: StartRun) -> None:
     process = start_run(tmp_path, 10**6, processes=2)
     (other,) = worker_ids(process) - {process.pid}
@@ -156,6 +160,7 @@ def test_workers_exit_with_the_first_process(tmp_path: Path, start_run: StartRun
         signal.sigtimedwait([], 0.05)
 
 
+@pytest.mark.slow
 def test_error_of_one_worker_is_reported(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("restored_interpreter")
 MODELS = [Checkpoint("grey", tiny_model(GREY)), Checkpoint("colour", tiny_model(COLOUR))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [

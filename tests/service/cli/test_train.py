@@ -14,6 +14,7 @@ from scanline.model.training.learning_curve import TRAINING_COLOR, VALIDATION_CO
 from tests.service.cli.command_line import run_command
 
 
+@pytest.mark.slow
 def test_train_resumes_and_its_result_can_be_sampled_and_evaluated(
     photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +117,7 @@ def test_commands_work_with_a_closed_output(
     getattr(sys, closed).close()  # avoids a ResourceWarning
 
 
+@pytest.mark.slow
 def test_training_works_without_the_service_s_packages(photographs: Path, tmp_path: Path) -> None:
     """A GPU machine may have torch but not FastAPI."""
     for name in ("fastapi", "pydantic", "pydantic_settings", "starlette", "uvicorn"):

@@ -105,6 +105,7 @@ def test_a_failing_load_ends_only_the_loaded_images(
             assert_right(after)
 
 
+@pytest.mark.slow
 @BOTH
 def test_all_slots_are_free_after_thousands_of_random_events(
     decoders: type[FakeDecoder],

@@ -117,6 +117,7 @@ def test_an_upload_of_a_hundred_megabytes_is_refused(shared: Running) -> None:
     assert shared.client.post("/v1/samples", json={"model": "tiny"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_connections_without_http_do_no_harm(shared: Running) -> None:
     cut_short = b"POST /v1/samples HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"
     endless = b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000

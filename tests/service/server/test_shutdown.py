@@ -18,6 +18,7 @@ from tests.service.server.server_process import COMMAND, environment, serving
 from tests.sse_client import parse_sse
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_running_images_and_exits_0(weights: Path, tmp_path: Path) -> None:
     with (
         serving(weights, tmp_path / "log", drain_seconds=60) as server,

@@ -38,6 +38,7 @@ def weighted_sum(outputs: tuple[Tensor, ...], weights: list[Tensor]) -> Tensor:
     return torch.stack([(x * w).sum() for x, w in zip(outputs, weights, strict=True)]).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vectors", [1, 2, 4, 8])
 @pytest.mark.parametrize("T", [1, 2, 37])

@@ -77,6 +77,7 @@ def test_network_gradients_match_float64() -> None:
         assert_close(grad / scale, exactly[name] / scale, torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "bf16"),
     [
