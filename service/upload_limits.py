@@ -19,7 +19,7 @@ from scanline.model.images import ImageError, open_image
 from scanline.model.png import SIGNATURE as PNG
 from scanline.model.png import iterate_chunks
 
-MAX_PIXELS = 4_000_000  # after a JPEG has been scaled down
+MAX_PIXELS = 2**22  # 2048 × 2048, the largest reply, after a JPEG has been scaled down
 MAX_REDUCED_PIXELS = 2**24  # of a JPEG that is scaled down while it is decoded
 MAX_PARTS = 10_000  # segments, chunks or blocks in a file; encoders write some hundreds
 MAX_PADDING_BYTES = 10_000  # meaningless bytes before the pixels, which Pillow reads in Python

@@ -13,7 +13,12 @@ from scanline.model.images import Fit
 from scanline.model.noise import MAX_SEED
 from scanline.model.particles import MAX_PARTICLES
 from scanline.model.sampling import MAX_TEMPERATURE, SamplingOptions
-from scanline.service.http.bodies import RequestBody, document_form
+from scanline.service.http.bodies import (
+    ACCEPT_WHOLE_FLOAT,
+    ACCEPT_WHOLE_FLOATS,
+    RequestBody,
+    document_form,
+)
 
 Granularity = Literal["auto", "row", "pixel"]
 Output = Literal["png", "values"]
@@ -21,7 +26,7 @@ Output = Literal["png", "values"]
 Model = Annotated[
     str | None, Field(description="A name from `/v1/models`; the first one if left out.")
 ]
-Count = Annotated[int, Field(ge=1, description="Number of images.")]
+Count = Annotated[int, Field(ge=1, description="Number of images."), ACCEPT_WHOLE_FLOAT]
 Seed = Annotated[
     int | None,
     Field(
@@ -30,6 +35,7 @@ Seed = Annotated[
         description="Image j is drawn with seed + j. The same seed gives the same bytes. Random if "
         "left out; the reply contains it in either case.",
     ),
+    ACCEPT_WHOLE_FLOAT,
 ]
 Temperature = Annotated[
     float,
@@ -67,6 +73,7 @@ ParticleCount = Annotated[
         description="Number of slots that draw one image in parallel, so that known pixels after a "
         "hole influence it. With 1, only the pixels above and to the left do.",
     ),
+    ACCEPT_WHOLE_FLOAT,
 ]
 # Described as in OpenAPI 3.0, because most client generators do not know the form of 3.1.
 Upload = Annotated[UploadFile, WithJsonSchema({"type": "string", "format": "binary"})]
@@ -107,7 +114,7 @@ class DrawRequest(SamplingFields):
 
     model: Model = None
     n: Count = 1
-    label: Annotated[int | str | None, Field(description=LABEL_HELP)] = None
+    label: Annotated[int | str | None, Field(description=LABEL_HELP), ACCEPT_WHOLE_FLOAT] = None
     seed: Seed = None
     stream: Annotated[bool, Field(description="Reply with server-sent events.")] = False
     granularity: Annotated[
@@ -147,6 +154,7 @@ class CompletionForm(DrawRequest):
     known_rows: Annotated[
         int | None,
         Field(ge=0, description="Number of rows from the top to keep; the rest is drawn."),
+        ACCEPT_WHOLE_FLOAT,
     ] = None
     fit: Annotated[
         Fit, Field(description="For a picture of another size: refuse, crop, or add a border.")
@@ -202,6 +210,7 @@ class DistributionRequest(RequestBody):
         list[Annotated[int, Field(ge=0, le=255)]],
         FailFast(),  # because reporting a megabyte of wrong values would take seconds
         Field(description="The values so far, in raster order with the channels innermost."),
+        ACCEPT_WHOLE_FLOATS,
     ]
     model: Model = None
-    label: Annotated[int | str | None, Field(description=CLASS_HELP)] = None
+    label: Annotated[int | str | None, Field(description=CLASS_HELP), ACCEPT_WHOLE_FLOAT] = None

@@ -7,25 +7,52 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from json import JSONDecodeError
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import Request
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 
 from scanline.service.http.errors import ApiError
 
 MAX_FIELDS = 64
+MAX_EXACT_FLOAT = 2**53 - 1  # above, several integers are the same float
 LARGE_JSON_BYTES = 100_000  # a body of this size takes about a millisecond to parse
 FORM_MEDIA_TYPES = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
+def _to_int(value: Any) -> Any:
+    """Convert a float that is exactly an integer.
+
+    Larger floats than ``MAX_EXACT_FLOAT`` are left to be refused, because they may be rounded.
+    """
+    if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT_FLOAT:
+        return int(value)
+    return value
+
+
+def _to_ints(values: Any) -> Any:
+    if isinstance(values, list) and float in set(map(type, values)):
+        return [_to_int(value) for value in values]
+    return values
+
+
+# For JSON Schema, 1.0 is an integer; Lua and Godot have no other numbers. Both stand last in an
+# annotation, because pydantic documents only the limits of a plain type.
+ACCEPT_WHOLE_FLOAT = BeforeValidator(_to_int)
+ACCEPT_WHOLE_FLOATS = BeforeValidator(_to_ints)  # of a long list; faster than one per item
+
+
 class RequestBody(BaseModel):
-    """Base class of request bodies, JSON or form. A null field counts as left out."""
+    """Base class of request bodies, JSON or form. A null field counts as left out.
+
+    With ``ignore_unknown_nulls``, this is also true of a field that does not exist.
+    """
 
     model_config = ConfigDict(extra="forbid")
+    ignore_unknown_nulls: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod
@@ -36,11 +63,13 @@ class RequestBody(BaseModel):
             raise PydanticCustomError(
                 "too_many_fields", f"there are {len(body):,} fields, and most of them are unknown"
             )
-        fields = cls.model_fields
+
+        def keeps_null(name: str) -> bool:
+            field = cls.model_fields.get(name)
+            return not cls.ignore_unknown_nulls if field is None else field.is_required()
+
         return {
-            name: value
-            for name, value in body.items()
-            if value is not None or name not in fields or fields[name].is_required()
+            name: value for name, value in body.items() if value is not None or keeps_null(name)
         }
 
     @property

@@ -7,7 +7,7 @@ import binascii
 import io
 import json
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from fastapi import Request
@@ -21,10 +21,13 @@ from scanline.model.config import ModelConfig
 from scanline.model.images import ImageError
 from scanline.service.http.bodies import describe_json_error
 from scanline.service.http.errors import FILE_REQUIRED, ApiError
-from scanline.service.images import fit_to_model, image_to_canvas, transparent
+from scanline.service.images import MAX_SIDE, fit_to_model, image_to_canvas, transparent
 from scanline.service.openai.rendering import Frame, frame_for
 from scanline.service.openai.requests import EditsRequest
 from scanline.service.upload_limits import open_upload
+
+# Options without an effect that a form may contain as a file, or as fields such as svg[model].
+_STRUCTURED_OPTIONS = ("markup", "svg")
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ async def _read_form(request: Request) -> ParsedBody:
                     await value.read()
                 )  # copied, because the form closes its files
                 (masks if name == "mask" else images).append(content)
+            elif (option := name.partition("[")[0]) in _STRUCTURED_OPTIONS:
+                fields[option] = name
             elif isinstance(value, UploadFile) and name not in EditsRequest.model_fields:
                 fields[name] = ""  # to be refused as an unknown field
             elif isinstance(value, UploadFile) or name in fields:
@@ -135,14 +140,25 @@ def _decode_data_url(source: object, param: str) -> BinaryIO:
     )
 
 
-def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+class ReadEdit(NamedTuple):
+    """Decoded picture and mask of an edit.
+
+    Attributes:
+        canvas: The values, uint8 ``[T, C]``.
+        known: Which pixels are known, bool ``[T]``.
+        warnings: A warning if the picture has a border, which is not used.
+    """
+
+    canvas: NDArray[np.uint8]
+    known: NDArray[np.bool_]
+    warnings: list[str]
+
+
+def read_canvas(edit: Edit, config: ModelConfig) -> ReadEdit:
     """Decode an edit's picture and mask at the model's size.
 
-    A picture in one of the sizes of ``frame_for``, such as an enlarged reply of this API, is scaled
-    down, without its border. Then a pixel is drawn if any part of it is transparent.
-
-    Returns:
-        The values, uint8 ``[T, C]``, and which pixels are known, bool ``[T]``.
+    A larger picture, such as an enlarged reply of this API, is scaled down, without its border
+    (``frame_for``). Then a pixel is drawn if any part of it is transparent.
 
     Raises:
         ImageError: If the picture or the mask is invalid, or nothing is transparent.
@@ -154,7 +170,7 @@ def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDA
             return frame
         raise ImageError(
             f"the picture is {width} × {height}, and the model's size is {W} × {H}: "
-            "send that size, a whole multiple of it, or one of OpenAI's sizes"
+            f"send at least that size, and at most {MAX_SIDE} pixels per side"
         )
 
     whole = open_upload(edit.image, "image", find_frame)
@@ -181,4 +197,11 @@ def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDA
             "mask",
         )
     small = picture if factor == 1 else picture.resize((W, H), Image.Resampling.BOX)
-    return image_to_canvas(fit_to_model(config, small, "exact")), ~unknown.reshape(-1)
+    warnings = []
+    if picture.size != whole.size:
+        warnings.append(
+            f"image: only the middle of the picture is used, {picture.width}x{picture.height} of "
+            f"{whole.width}x{whole.height}, because the model's size is {W}x{H}"
+        )
+    canvas = image_to_canvas(fit_to_model(config, small, "exact"))
+    return ReadEdit(canvas, ~unknown.reshape(-1), warnings)

@@ -21,9 +21,6 @@ from scanline.service.images import MAX_SIDE
 from scanline.service.openai.requests import FileFormat, ImageOptions
 from scanline.service.recipes.png_writer import PngWriter
 
-OPENAI_SIZES = (
-    (256, 256), (512, 512), (1024, 1024), (1536, 1024), (1024, 1536), (1792, 1024), (1024, 1792),
-)  # fmt: skip
 MAX_PIXELS = 20_000_000  # of all images of a reply, previews included
 _NO_EFFECT = {
     "quality": "the model has only one quality",
@@ -32,6 +29,11 @@ _NO_EFFECT = {
     "user": "requests are not distinguished by user",
     "safety_identifier": "requests are not distinguished by user",
     "input_fidelity": "the known pixels are always kept exactly",
+    "markup": "the mask alone marks what is drawn",
+    "complexity": "the computation per image is always the same",
+    "frame_count": "images are never animated",
+    "frame_duration_ms": "images are never animated",
+    "svg": "images are never SVG",
 }
 
 
@@ -55,10 +57,14 @@ class Frame(NamedTuple):
 
 
 def frame_for(width: int, height: int, config: ModelConfig) -> Frame | None:
-    """Return the frame for a multiple of the model's size or one of OpenAI's sizes, else None."""
+    """Return the frame of a size, or None if it is too small or too large.
+
+    A whole multiple of the model's size may have any number of pixels per side, another size at
+    most ``MAX_SIDE``.
+    """
     scale = min(width // config.width, height // config.height)
     exact = (width, height) == (config.width * scale, config.height * scale)
-    if scale >= 1 and (exact or (width, height) in OPENAI_SIZES):
+    if scale >= 1 and (exact or max(width, height) <= MAX_SIDE):
         return Frame(width, height, scale)
     return None
 
@@ -175,9 +181,8 @@ def _frame(size: str | None, config: ModelConfig) -> Frame:
             return frame
     raise ApiError(
         400,
-        f"size: must be auto, the model's size {w}x{h}, a whole multiple of it such as "
-        f"{10 * w}x{10 * h} (at most {MAX_SIDE} per side), or one of OpenAI's sizes such as "
-        "256x256, 512x512 or 1024x1024",
+        f"size: must be auto, or from the model's size {w}x{h} up to {MAX_SIDE}x{MAX_SIDE}, such "
+        f"as {10 * w}x{10 * h}",
         param="size",
         code="unsupported",
     )

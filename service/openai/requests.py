@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import copy
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from scanline.service.api.requests import Model, SamplingFields, Seed, Temperature
-from scanline.service.http.bodies import document_form
+from scanline.service.http.bodies import ACCEPT_WHOLE_FLOAT, document_form
 
 FileFormat = Literal["png", "jpeg", "webp"]
 
-_NO_EFFECT = "Accepted for compatibility. Has no effect, as `warnings` in the reply says."
+NoEffect = Annotated[
+    Any,
+    Field(
+        description="Accepted for compatibility. Has no effect, as `warnings` in the reply says."
+    ),
+]
 
 
 class ImageOptions(SamplingFields):
-    """Fields that generations and edits share. All except the prompt may be null or left out."""
+    """Fields of generations and edits. All except the prompt may be null or left out.
+
+    OpenAI adds fields over the years, and its clients send null for those that are not set. A field
+    that has no effect here is of any type, because its value does not matter.
+    """
+
+    ignore_unknown_nulls: ClassVar[bool] = True
 
     prompt: Annotated[
         str,
@@ -27,17 +38,21 @@ class ImageOptions(SamplingFields):
         ),
     ]
     model: Model = None
-    n: Annotated[int | None, Field(ge=1, description="Number of images.")] = None
+    n: Annotated[int | None, Field(ge=1, description="Number of images."), ACCEPT_WHOLE_FLOAT] = (
+        None
+    )
     size: Annotated[
         str | None,
         Field(
-            description="`auto` (the model's size), a whole multiple of it, or one of OpenAI's "
-            "sizes, such as `256x256`, with the largest multiple that fits in the middle."
+            description="`auto` (the model's size), or any larger size up to `2048x2048`, with the "
+            "largest whole multiple of the model's size that fits in the middle."
         ),
     ] = None
     output_format: FileFormat | None = None
     output_compression: Annotated[
-        int | None, Field(ge=0, le=100, description="Quality of a JPEG or WebP.")
+        int | None,
+        Field(ge=0, le=100, description="Quality of a JPEG or WebP."),
+        ACCEPT_WHOLE_FLOAT,
     ] = None
     response_format: Annotated[
         Literal["b64_json", "url"] | None, Field(description="Only `b64_json` is supported.")
@@ -48,11 +63,21 @@ class ImageOptions(SamplingFields):
     ] = None
     stream: Annotated[bool | None, Field(description="Reply with server-sent events.")] = None
     partial_images: Annotated[
-        int | None, Field(ge=0, le=3, description="Of a stream: number of previews per image.")
+        int | None,
+        Field(ge=0, le=3, description="Of a stream: number of previews per image."),
+        ACCEPT_WHOLE_FLOAT,
     ] = None
-    quality: Annotated[str | None, Field(description=_NO_EFFECT)] = None
-    user: Annotated[str | None, Field(description=_NO_EFFECT)] = None
-    safety_identifier: Annotated[str | None, Field(description=_NO_EFFECT)] = None
+    complexity: NoEffect = None
+    frame_count: NoEffect = None
+    frame_duration_ms: NoEffect = None
+    input_fidelity: NoEffect = None
+    markup: NoEffect = None
+    moderation: NoEffect = None
+    quality: NoEffect = None
+    safety_identifier: NoEffect = None
+    style: NoEffect = None
+    svg: NoEffect = None
+    user: NoEffect = None
     seed: Seed = None
     temperature: Temperature | None = None  # type: ignore[assignment]  # may be null here
 
@@ -65,14 +90,9 @@ class GenerationsRequest(ImageOptions):
         json_schema_extra={"examples": [{"prompt": "7", "n": 2, "size": "280x280", "seed": 1}]},
     )
 
-    style: Annotated[str | None, Field(description=_NO_EFFECT)] = None
-    moderation: Annotated[str | None, Field(description=_NO_EFFECT)] = None
-
 
 class EditsRequest(ImageOptions):
     """OpenAI's request to complete a picture, without the picture and the mask."""
-
-    input_fidelity: Annotated[str | None, Field(description=_NO_EFFECT)] = None
 
 
 def edits_body() -> dict[str, Any]:

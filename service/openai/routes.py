@@ -78,8 +78,9 @@ async def create_edit(
     engine, rendering, spec = _resolve(request, app_state, body, idempotency_key)
     async with watch_client(request) as client:
         read = (read_canvas, edit, engine.config)
-        canvas, known = await app_state.upload_pool.run(client, *read)
+        canvas, known, warnings = await app_state.upload_pool.run(client, *read)
     spec = replace(spec, canvas=canvas, known=known)
+    rendering = replace(rendering, warnings=rendering.warnings + warnings)
     key = request_key(request, idempotency_key, engine, spec, body.seed)
     return await _draw(request, app_state, engine, spec, body, "image_edit", rendering, key)
 

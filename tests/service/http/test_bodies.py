@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 from pydantic import ValidationError
 
 from scanline.service.api.requests import DistributionRequest
@@ -126,6 +130,40 @@ def test_a_repeated_field_is_refused(client: httpx.Client) -> None:
     assert both.status_code == 200, both.text
     labels = client.post("/v1/score", files={"image": picture}, data={"label": ["one", "zero"]})
     check_error(labels, 400, "too_many", "label")
+
+
+@pytest.mark.parametrize(
+    ("path", "floats"),
+    [
+        ("samples", {"n": 2.0, "seed": 5.0, "label": 1.0, "output": "values"}),
+        ("samples", {"seed": 2.0**53 - 1, "n": 1e0}),
+        ("distribution", {"values": [0.0, 7, 255.0], "label": 2.0}),
+        ("images/generations", {"prompt": "", "n": 2.0, "seed": 5.0, "output_compression": 9.0}),
+        ("images/edits", {"prompt": "", "seed": 5.0, "partial_images": 0.0}),
+    ],
+)
+def test_whole_floats_are_integers(client: httpx.Client, path: str, floats: dict[str, Any]) -> None:
+    """Clients in Lua and Godot have no other numbers."""
+
+    def answer(body: dict[str, Any]) -> Any:
+        if path == "images/edits":
+            png = base64.b64encode(encode(Image.new("RGBA", (5, 6)))).decode()
+            body = body | {"images": [{"image_url": f"data:image/png;base64,{png}"}]}
+        reply = client.post(f"/v1/{path}", json=body)
+        assert reply.status_code == 200, reply.text
+        return {
+            name: v for name, v in reply.json().items() if name not in ("id", "created", "usage")
+        }
+
+    integers = json.loads(json.dumps(floats), parse_float=lambda text: int(float(text)))
+    assert answer(floats) == answer(integers)
+
+
+@pytest.mark.parametrize("value", [1.5, 2.0**53, 1e19, 1e300, True, "1", [1.0]])
+def test_only_exact_floats_are_integers(client: httpx.Client, value: object) -> None:
+    check_error(client.post("/v1/samples", json={"seed": value}), 400, param="seed")
+    values = {"values": [1.0, value]}
+    check_error(client.post("/v1/distribution", json=values), 400, param="values")
 
 
 def test_query_parameters_that_others_add_are_ignored(client: httpx.Client) -> None:

@@ -123,6 +123,48 @@ def test_an_enlarged_reply_can_be_edited(client: openai.OpenAI) -> None:
     assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
 
 
+def test_options_of_newer_clients_cause_warnings(client: openai.OpenAI) -> None:
+    picture = fully_transparent(encode(random_picture()))
+    reply = client.images.edit(
+        image=picture, prompt="", complexity="high", frame_count=2, frame_duration_ms=100,
+        markup=("m.png", picture), svg={"model": "x", "reasoning": {"effort": "low"}},
+        input_fidelity="high", extra_body={"moderation": "low", "style": "vivid"},
+    )  # fmt: skip
+    warnings = (reply.model_extra or {})["warnings"]
+    assert {warning.split(":")[0] for warning in warnings} == {
+        "complexity", "frame_count", "frame_duration_ms", "markup", "svg", "input_fidelity",
+        "moderation", "style",
+    }  # fmt: skip
+
+
+def test_unknown_fields_of_json_may_be_null(http: httpx.Client) -> None:
+    picture = fully_transparent(encode(random_picture()))
+    url = "data:image/png;base64," + base64.b64encode(picture).decode()
+    body = {"prompt": "", "images": [{"image_url": url}], "complexity": None, "new": None}
+    reply = http.post("/v1/images/edits", json=body)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["warnings"] == []
+    check_error(
+        http.post("/v1/images/edits", json=body | {"new": 1}), 400, "extra_forbidden", "new"
+    )
+
+
+def test_the_border_of_a_picture_is_not_used(client: openai.OpenAI) -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (14, 17, 4), np.uint8)
+    pixels[..., 3] = 255
+    pixels[1:13:2, 3:13:2, 3] = 0  # the middle is 12 × 10, from row 1 and column 3
+    reply = client.images.edit(image=encode(Image.fromarray(pixels)), prompt="", size="auto")
+    assert reply.data is not None
+    assert pixels_of(reply.data[0].b64_json).shape == (GREY.pixels, 1)
+    (warning,) = (reply.model_extra or {})["warnings"]
+    assert warning.startswith("image: only the middle of the picture is used, 10x12 of 17x14")
+    pixels[..., 3] = 255
+    pixels[0] = 0  # transparent in the border only
+    with pytest.raises(openai.BadRequestError, match="nothing is transparent"):
+        client.images.edit(image=encode(Image.fromarray(pixels)), prompt="")
+
+
 def test_larger_pictures_are_scaled_down_by_averaging(client: openai.OpenAI) -> None:
     fine, paint = random_picture(), np.zeros((12, 10), bool)
     fine = fine.resize((10, 12), Image.Resampling.BICUBIC)
@@ -194,7 +236,7 @@ def test_invalid_edits_are_refused(client: openai.OpenAI, http: httpx.Client) ->
     refuse("nothing is transparent", encode(picture))
     refuse("one picture", [encode(picture), encode(picture)])
     refuse("not an image of a supported", b"text")
-    refuse("whole multiple", encode(Image.new("L", (7, 7))))
+    refuse("4 × 7, and the model's size is 5 × 6", encode(Image.new("L", (4, 7))))
     for size in ((2, 2), (6, 5)):  # Exif could swap the sides
         message = "the mask is {} × {}".format(*size)
         refuse(message, encode(picture), mask=encode(Image.new("LA", size)))
