@@ -7,7 +7,11 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
-from scanline.service.http.bodies import unique_json_keys, unique_query_params
+from scanline.service.http.bodies import (
+    no_query_params,
+    unique_json_keys,
+    unique_query_params,
+)
 from scanline.service.http.errors import ApiError, not_ready
 from scanline.service.state import AppState, LoadedModel
 
@@ -15,6 +19,8 @@ from scanline.service.state import AppState, LoadedModel
 _bearer = HTTPBearer(auto_error=False, description="Required if the server has API keys.")
 # Of every route of the API.
 COMMON_DEPENDENCIES = [Depends(_bearer), Depends(unique_query_params), Depends(unique_json_keys)]
+# Of every route whose options are in the body, except OpenAI's.
+BODY_DEPENDENCIES = [*COMMON_DEPENDENCIES, Depends(no_query_params)]
 
 
 async def _app_state(request: Request) -> AppState:

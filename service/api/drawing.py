@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Depends, Form, Request, Response
 
 from scanline.service.api.dependencies import (
-    COMMON_DEPENDENCIES,
+    BODY_DEPENDENCIES,
     AppStateDep,
     find_model_with_capacity,
 )
@@ -44,12 +44,12 @@ from scanline.service.engine.generation import GenerationSpec
 from scanline.service.engine.idempotency import RequestKey
 from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.errors import error_responses
-from scanline.service.http.bodies import no_query_params, unique_form_fields
+from scanline.service.http.bodies import unique_form_fields
 from scanline.service.http.disconnect import watch_client
 from scanline.service.images import read_masked_image
 from scanline.service.state import AppState, LoadedModel
 
-router = APIRouter(prefix="/v1", dependencies=[*COMMON_DEPENDENCIES, Depends(no_query_params)])
+router = APIRouter(prefix="/v1", dependencies=BODY_DEPENDENCIES)
 _LOCATION = {"description": "URL of the generation.", "schema": {"type": "string"}}
 _REPLIES = (
     error_responses(403, 404, 406, 413, 415, 422, 429, 500, 503)

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.images import ImageError
 from scanline.model.pixel_bits import next_value, pixel_bits
-from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, find_model
+from scanline.service.api.dependencies import BODY_DEPENDENCIES, AppStateDep, find_model
 from scanline.service.api.replies import DistributionReply, Score, ScoreReply
 from scanline.service.api.requests import DistributionRequest, ScoreForm
 from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.engine.queue import CLOSED_MESSAGE, ClosedError
 from scanline.service.errors import error_responses
-from scanline.service.http.bodies import no_query_params, unique_form_fields
+from scanline.service.http.bodies import unique_form_fields
 from scanline.service.http.disconnect import watch_client
 from scanline.service.http.errors import ApiError
 from scanline.service.http.responses import json_response
@@ -26,7 +26,7 @@ from scanline.service.state import AppState, LoadedModel
 
 STEPS_PER_CALL = 4096  # network steps, some hundred milliseconds, before the next request runs
 
-router = APIRouter(prefix="/v1", dependencies=[*COMMON_DEPENDENCIES, Depends(no_query_params)])
+router = APIRouter(prefix="/v1", dependencies=BODY_DEPENDENCIES)
 
 _ERRORS = error_responses(403, 404, 413, 415, 429, 503)
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from scanline.model.config import ModelConfig
 from scanline.model.images import ImageError
 from scanline.service.api.dependencies import (
-    COMMON_DEPENDENCIES,
+    BODY_DEPENDENCIES,
     AppStateDep,
     find_model_with_capacity,
 )
@@ -51,7 +51,7 @@ from scanline.service.upload_limits import open_upload
 
 MAX_PICTURE_PIXELS = MAX_SIDE**2  # the largest enlarged image that this server draws
 
-router = APIRouter(prefix="/v1", dependencies=COMMON_DEPENDENCIES)
+router = APIRouter(prefix="/v1", dependencies=BODY_DEPENDENCIES)
 
 
 class VerifyReply(BaseModel):

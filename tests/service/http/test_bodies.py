@@ -190,6 +190,7 @@ def test_options_in_the_query_are_refused_where_they_belong_in_the_body(
         client.post("/v1/distribution?n=4", json={"values": []}),
         client.post("/v1/completions?n=4", files={"image": picture}),
         client.post("/v1/score?n=4", files={"image": picture}),
+        client.post("/v1/verify?n=4", files={"image": picture}),
     ):
         assert "in the body" in check_error(reply, 400, "extra_forbidden", "n")
 
