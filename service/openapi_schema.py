@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,7 +22,8 @@ _REQUEST_ID = {
 def customize_openapi(app: FastAPI, has_key: bool, max_images: int) -> None:
     """Correct the schema at ``/openapi.json``.
 
-    Adds the models of events, the header ``X-Request-ID`` and the exact limits. Removes FastAPI's
+    Adds the models of events, the header ``X-Request-ID``, the exact limits, and a summary of each
+    operation: the first sentence of its description. Removes FastAPI's
     422 replies, and the API key if the server requires none.
 
     Args:
@@ -45,6 +47,7 @@ def customize_openapi(app: FastAPI, has_key: bool, max_images: int) -> None:
             components.pop("securitySchemes", None)
         for path in schema["paths"].values():
             for operation in path.values():
+                operation["summary"] = _first_sentence(operation["description"])
                 replies = operation["responses"]
                 if "HTTPValidationError" in str(replies.get("422")):
                     del replies["422"]
@@ -57,6 +60,11 @@ def customize_openapi(app: FastAPI, has_key: bool, max_images: int) -> None:
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence of a description on one line, without its full stop."""
+    return re.split(r"\.(?:\s|$)", " ".join(text.split()), maxsplit=1)[0]
 
 
 def _set_limits(part: Any, max_images: int) -> None:

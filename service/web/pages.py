@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Mount
 from starlette.types import Scope
 
-from scanline.service.web.og_image import og_image_tags
+from scanline.service.web.og_image import og_tags
 
 STATIC = Path(__file__).parent / "static"
 DOCS_STATIC = "/docs/static"  # where FastAPIOffline serves the files of Swagger UI
@@ -79,6 +79,20 @@ def page_policy(scripts: str, styles: str, frame_ancestors: tuple[str, ...]) -> 
     )
 
 
+def _tagged_page(request: Request) -> Response:
+    """Return the page with the tags of its link, compressed, which browsers revalidate."""
+    html = (STATIC / "index.html").read_text("utf-8")
+    body = html.replace("</head>", f"{og_tags(request)}</head>", 1).encode()
+    etag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {"Cache-Control": "no-cache", "Vary": "Accept-Encoding", "ETag": etag}
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    if _accepts_gzip(request.headers.get("accept-encoding", "")):
+        body = gzip.compress(body)
+        headers["Content-Encoding"] = "gzip"
+    return HTMLResponse(body, headers=headers)
+
+
 def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
     """Add the routes of the page, its files, and the API documentation."""
     policy = page_policy("", "", frame_ancestors)
@@ -86,12 +100,7 @@ def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        if tags := og_image_tags(request):
-            html = await to_thread.run_sync((STATIC / "index.html").read_text, "utf-8")
-            tagged = html.replace("</head>", f"{tags}</head>", 1)
-            response: Response = HTMLResponse(tagged, headers={"Cache-Control": "no-cache"})
-        else:
-            response = await files.get_response("index.html", request.scope)
+        response = await to_thread.run_sync(_tagged_page, request)
         response.headers["Content-Security-Policy"] = policy
         return response
 
@@ -105,13 +114,18 @@ def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
             swagger_css_url=f"{root}{DOCS_STATIC}/swagger-ui.css",
             swagger_favicon_url=f"{root}/static/icon.svg",
         )
-        inline = re.findall(rb"<script>(.*?)</script>", bytes(reply.body), re.DOTALL)
-        hashes = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in inline]
+        document = bytes(reply.body).decode()
+        inline = re.findall(r"<script>(.*?)</script>", document, re.DOTALL)
+        digests = [hashlib.sha256(script.encode()).digest() for script in inline]
+        hashes = [base64.b64encode(digest).decode() for digest in digests]
         scripts = " ".join(f"'sha256-{digest}'" for digest in hashes)
         # Swagger UI sets inline styles.
         policy = page_policy(scripts, "'unsafe-inline'", frame_ancestors)
-        reply.headers["Content-Security-Policy"] = policy
-        return reply
+        style = f'<link rel="stylesheet" href="{root}/static/docs.css">'
+        back = f'<p class="back"><a href="{root}/">Back to Scanline</a></p>'
+        document = document.replace("</head>", f"{style}</head>", 1)
+        document = document.replace("<body>", f"<body>{back}", 1)
+        return HTMLResponse(document, headers={"Content-Security-Policy": policy})
 
     app.mount("/static", files, name="static")
     for route in app.routes:

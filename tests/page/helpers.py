@@ -105,6 +105,29 @@ def upload(page: Page, data: bytes, kind: str = "image/png") -> None:
     page.set_input_files("#file", {"name": "picture", "mimeType": kind, "buffer": data})
 
 
+def open_settings(page: Page) -> None:
+    """Open the settings of the view "Draw", unless they are open."""
+    if not page.locator("#draw-options").is_visible():
+        page.click("#draw-settings")
+
+
+def fill_setting(page: Page, selector: str, value: str) -> None:
+    """Fill a field of the settings of the view "Draw"."""
+    open_settings(page)
+    page.fill(selector, value)
+
+
+def pick_model(page: Page, model: str) -> None:
+    """Switch to a model with its picture button."""
+    page.check(f"#model-field [value={model}]")
+
+
+def share(page: Page, area: str, what: str) -> None:
+    """Open the menu "Share" of an area of the page, and press one of its buttons."""
+    page.click(f"{area} [data-share-open]")
+    page.click(f"{area} [data-copy={what}]")
+
+
 def set_slider(page: Page, selector: str, value: float) -> None:
     """Set a slider to a value and release it."""
     page.locator(selector).evaluate(

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.page.helpers import Open, expect, pixels, url_hash, wait_until_drawn, wait_until_measured
+from tests.page.helpers import (
+    Open,
+    expect,
+    open_settings,
+    pixels,
+    url_hash,
+    wait_until_drawn,
+    wait_until_measured,
+)
 from tests.service.fixtures import COLOUR
 
 if TYPE_CHECKING:
@@ -56,15 +64,19 @@ def test_rows_have_the_same_seeds(visit: Open, axis: str, rows: list[str]) -> No
 def test_comparison_is_selected_in_form(visit: Open) -> None:
     page = visit("#draw?n=12&seed=5")
     wait_until_drawn(page)
+    open_settings(page)
     page.select_option("#draw-by", "temperature")
     expect(page.locator("#draw .heading")).to_have_count(5)
     expect(page.locator("#draw .image-grid li:not(.heading)")).to_have_count(5 * 8)
-    expect(page.locator("#draw-n")).to_have_value("12")  # kept for drawings without a comparison
+    expect(page.locator("#draw-n")).to_have_value("8")  # as many as are drawn
     wait_until_drawn(page)
     assert "by=temperature" in url_hash(page)
-    expect(page.locator("#draw [data-copy=curl]")).to_be_hidden()
+    expect(page.locator("#draw [data-copy=curl]")).to_have_attribute("hidden", "")
+    open_settings(page)
     page.select_option("#draw-by", "")
     expect(page.locator("#draw .heading")).to_have_count(0)
+    expect(page.locator("#draw-n")).to_have_value("12")
+    page.click("#draw [data-share-open]")
     expect(page.locator("#draw [data-copy=curl]")).to_be_visible()
 
 
@@ -80,7 +92,7 @@ def test_opening_image_of_other_model_switches_model(visit: Open, button: str) -
     else:
         wait_until_drawn(page, "complete")
     assert "model=colour" in url_hash(page)
-    expect(page.locator("#model")).to_have_value("colour")
+    expect(page.locator("#model-field :checked")).to_have_value("colour")
     canvas = {"inside": "#inside-picture", "complete": "#editor"}[button]
     assert len(pixels(page, canvas)[0]) == 4 * COLOUR.pixels
 
@@ -94,6 +106,7 @@ def test_ignored_fields_are_explained_and_not_in_link(visit: Open) -> None:
         ("model", {"label", "guidance", "top_p"}, "Class, guidance and top-p are not used"),
         ("temperature", set(), ""),
     ):
+        open_settings(page)
         page.select_option("#draw-by", by)
         wait_until_drawn(page)
         expect(status).to_contain_text(words) if words else expect(status).to_be_hidden()

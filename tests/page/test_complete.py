@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from tests.page.helpers import (
     box,
     expect,
     open_in_editor,
+    pick_model,
     pixels,
     set_slider,
     touch,
@@ -68,9 +70,9 @@ def test_example_is_completed_in_one_click(visit: Open) -> None:
     expect(page.locator("#complete .image-grid li")).to_have_count(9)
     wait_until_drawn(page, "complete")
     given, *drawn = pixels(page, "#complete .image-grid canvas")
-    half = 4 * GREY.width * GREY.height // 2
-    assert all(image[:half] == given[:half] for image in drawn)
-    assert not any(given[half:])
+    top = 4 * GREY.width * 2  # 2/7 of its rows, rounded
+    assert all(image[:top] == given[:top] for image in drawn)
+    assert not any(given[top:])
     expect(page.locator("#order-note")).to_be_hidden()
 
 
@@ -305,7 +307,7 @@ def test_undo_restores_drawing_after_example(visit: Open) -> None:
 def test_undo_restores_drawing_after_model_switch(visit: Open) -> None:
     page, drawn = open_with_sketch(visit)
     for model in ("colour", "grey"):
-        page.select_option("#model", model)
+        pick_model(page, model)
         wait_until_drawn(page, "complete")
     assert pixels(page, "#editor") != drawn
     page.focus("#editor")
@@ -369,7 +371,71 @@ def test_file_that_is_no_picture_is_reported(visit: Open) -> None:
     page = visit("#complete")
     wait_until_drawn(page, "complete")
     upload(page, b"no picture", "image/png")
-    expect(page.locator("#complete [role=alert]")).to_contain_text("cannot read that file")
+    expect(page.locator("#complete [role=alert]")).to_contain_text("text, not a picture")
+
+
+def test_unreadable_file_is_named(visit: Open) -> None:
+    page = visit("#complete")
+    wait_until_drawn(page, "complete")
+    alert = page.locator("#complete [role=alert]")
+    for data, kind, message in (
+        (b"", "image/png", "That file is empty."),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "image/heic", "cannot read HEIC photographs"),
+        (b"II*\0\x08\0\0\0", "image/tiff", "cannot read TIFF pictures"),
+        (b"\x01\x02\x03", "image/png", "cannot read that file as a picture"),
+        (b"<svg nonsense", "image/svg+xml", "cannot draw that SVG"),
+    ):
+        upload(page, data, kind)
+        expect(alert).to_contain_text(message)
+        expect(alert).to_contain_text("JPEG")  # one of the formats that work
+
+
+def test_svg_is_drawn(visit: Open) -> None:
+    page = visit("#complete")
+    wait_until_drawn(page, "complete")
+    svg = (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 5 6">'
+        '<rect width="5" height="6" fill="#404040"/><rect width="5" height="1" fill="#fff"/></svg>'
+    )
+    upload(page, svg.encode(), "image/svg+xml")
+    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
+    shown = editor(page)
+    assert (shown[0] >= 250).all()
+    assert (abs(shown[2].astype(int) - 64) <= 2).all()
+
+
+def test_dark_ink_on_transparent_paper_is_inverted(visit: Open) -> None:
+    page = open_with_background(visit, 0)
+    picture = np.zeros((GREY.height, GREY.width, 2), np.uint8)
+    picture[1, 1:4] = (20, 255)
+    upload(page, encode(Image.fromarray(picture, "LA")))
+    page.click("#light-paper-invert")
+    shown = np.array(pixels(page, "#editor")[0]).reshape(GREY.height, GREY.width, 4)
+    assert (shown[1, 1:4, 0] == 255).all()
+    assert not shown[2:, :, 3].any(), "transparent pixels stay unknown"
+
+
+def test_settings_complete_again_from_the_same_seed(visit: Open) -> None:
+    page = visit("#complete")
+    wait_until_drawn(page, "complete")
+    page.click("#complete-form summary")
+    seed = page.url.split("seed=")[1].split("&")[0]
+    with page.expect_request("**/v1/completions"):
+        set_slider(page, "#complete-sampling-temperature", 0.5)
+    expect(page).to_have_url(re.compile(f"seed={seed}&temperature=0.5"))
+
+
+def test_reload_keeps_an_own_drawing(visit: Open) -> None:
+    page, drawn = open_with_sketch(visit)
+    page.wait_for_function(
+        "() => JSON.parse(sessionStorage.getItem('scanline-sketch'))?.state.lowestRow"
+    )
+    page.reload()
+    expect(page.locator("#editor-status")).to_contain_text("had not completed yet")
+    assert pixels(page, "#editor") == drawn
+    page.click("#complete-form button[type=submit]")
+    wait_until_drawn(page, "complete")
+    assert page.evaluate("sessionStorage.getItem('scanline-sketch')") is None
 
 
 def test_error_stays_during_animation(visit: Open) -> None:
@@ -377,9 +443,9 @@ def test_error_stays_during_animation(visit: Open) -> None:
     expect(page.locator("#complete .progress")).to_be_visible()
     upload(page, b"no picture", "image/png")
     alert = page.locator("#complete [role=alert]")
-    expect(alert).to_contain_text("cannot read that file")
+    expect(alert).to_contain_text("text, not a picture")
     expect(page.locator("#complete .progress")).to_be_visible()
     wait_until_drawn(page, "complete")
-    expect(alert).to_contain_text("cannot read that file")
+    expect(alert).to_contain_text("text, not a picture")
     page.click("#complete-form button[type=submit]")
     expect(alert).to_have_count(0)

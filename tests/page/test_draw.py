@@ -10,7 +10,18 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tests.page.helpers import PHONE, Open, expect, pixels, url_hash, wait_until_drawn
+from tests.page.helpers import (
+    PHONE,
+    Open,
+    expect,
+    fill_setting,
+    open_settings,
+    pick_model,
+    pixels,
+    set_slider,
+    url_hash,
+    wait_until_drawn,
+)
 from tests.service.fixtures import COLOUR, GREY, FakeDecoder, until
 
 
@@ -31,8 +42,8 @@ def test_page_draws_at_once_and_link_repeats_it(visit: Open) -> None:
 def test_class_number_and_seed(visit: Open) -> None:
     page = visit()
     wait_until_drawn(page)
-    page.fill("#draw-form [name=n]", "3")
-    page.fill("#draw-form [name=seed]", "77")
+    fill_setting(page, "#draw-form [name=n]", "3")
+    fill_setting(page, "#draw-form [name=seed]", "77")
     page.check("#draw-form [name=label][value='a frog']")
     expect(page.locator("#draw .image-grid small")).to_have_count(3)
     expect(page.locator("#draw .image-grid small").last).to_contain_text("seed 79")
@@ -55,9 +66,9 @@ def test_numbers_are_clamped_to_bounds(visit: Open) -> None:
 def test_missing_number_gets_default(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5", **PHONE)
     wait_until_drawn(page)
-    page.click("#draw-form .buttons .phone-only")
-    page.fill("#draw-n", "")
-    page.fill("#draw-seed", "-3")
+    page.click("#draw-settings")
+    fill_setting(page, "#draw-n", "")
+    fill_setting(page, "#draw-seed", "-3")
     page.keyboard.press("Escape")
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw .image-grid small")).to_have_count(12)
@@ -80,10 +91,12 @@ def test_link_seed_applies_once(visit: Open) -> None:
 def test_dice_choose_new_short_seed(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5")
     wait_until_drawn(page)
-    page.fill("#draw-seed", "1234567")
+    fill_setting(page, "#draw-n", "1")
+    fill_setting(page, "#draw-seed", "1234567")
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw .image-grid small")).to_contain_text("seed 1234567")
     wait_until_drawn(page)
+    open_settings(page)
     page.click("#draw-form [data-dice]")
     expect(page.locator("#draw .image-grid small")).not_to_contain_text("seed 1234567")
     wait_until_drawn(page)
@@ -128,7 +141,8 @@ def test_cancel_shows_drawn_pixels_with_reduced_motion(visit: Open, grey: FakeDe
     row = pixels(page, "#draw .image-grid canvas")[0][: 4 * GREY.width]
     steps = len(grey.steps)
     grey.before_step = lambda slots: time.sleep(0.3) if len(grey.steps) > steps + 2 else None
-    page.fill("#draw-seed", "5")
+    fill_setting(page, "#draw-n", "1")
+    fill_setting(page, "#draw-seed", "5")
     with page.expect_response("**/v1/samples"):
         page.click("#draw-form button[type=submit]")
     until(lambda: len(grey.steps) > steps + 4)
@@ -195,7 +209,7 @@ def test_colour_model_draws_and_completes(visit: Open) -> None:
 def test_switching_model_draws_at_once(visit: Open) -> None:
     page = visit()
     wait_until_drawn(page)
-    page.select_option("#model", "colour")
+    pick_model(page, "colour")
     wait_until_drawn(page)
     sizes = page.eval_on_selector_all(
         "#draw .image-grid canvas", "all => all.map(c => [c.width, c.height])"
@@ -203,8 +217,47 @@ def test_switching_model_draws_at_once(visit: Open) -> None:
     assert sizes == [[COLOUR.width, COLOUR.height]] * 12
     page.click("nav >> text=Complete")
     wait_until_drawn(page, "complete")
-    page.select_option("#model", "grey")
+    pick_model(page, "grey")
     wait_until_drawn(page, "complete")
     page.click("nav >> text=Draw")
     wait_until_drawn(page)
     assert len(pixels(page, "#draw .image-grid canvas")[0]) == 4 * GREY.pixels
+
+
+def test_images_do_not_move_when_they_are_finished(visit: Open) -> None:
+    page = visit("#draw?n=8&seed=5&label=one", reduced_motion="no-preference")
+    expect(page.locator("#draw .image-grid small").first).to_have_text("drawing")
+
+    def tops() -> list[float]:
+        tiles = page.locator("#draw .image-grid li")
+        return tiles.evaluate_all("all => all.map(e => e.getBoundingClientRect().y)")  # type: ignore[no-any-return]
+
+    before = tops()
+    wait_until_drawn(page)
+    assert tops() == before
+    expect(page.locator("#draw .image-grid .asked").first).to_have_text("asked for: one")
+
+
+def test_settings_draw_again_from_the_same_seed(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5")
+    wait_until_drawn(page)
+    open_settings(page)
+    with page.expect_request("**/v1/samples") as drawn:
+        set_slider(page, "#draw-sampling-temperature", 0.5)
+    sent = drawn.value.post_data_json
+    assert (sent["seed"], sent["n"], sent["temperature"]) == (5, 2, 0.5)
+
+
+def test_back_returns_to_the_drawing_before(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5")
+    wait_until_drawn(page)
+    first = pixels(page, "#draw .image-grid canvas")
+    page.click("#draw-form button[type=submit]")
+    expect(page).not_to_have_url(re.compile("seed=5&"))
+    wait_until_drawn(page)
+    assert pixels(page, "#draw .image-grid canvas") != first
+    page.go_back()
+    expect(page).to_have_url(re.compile("seed=5&"))
+    expect(page.locator("#draw .image-grid .detail").first).to_have_text("seed 5")
+    wait_until_drawn(page)
+    assert pixels(page, "#draw .image-grid canvas") == first

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from scanline.service.state import AppState
-from tests.page.helpers import Open, expect, pixels, wait_until_drawn, wait_until_measured
+from tests.page.helpers import (
+    Open,
+    expect,
+    fill_setting,
+    pick_model,
+    pixels,
+    wait_until_drawn,
+    wait_until_measured,
+)
 from tests.service.fixtures import GREY, FakeDecoder, build, idle, listening, until
 
 if TYPE_CHECKING:
@@ -49,7 +57,7 @@ def test_lost_connection_is_resumed(visit: Open) -> None:
 
     page.route("**/v1/samples", cut)
     page.route("**/events", refuse_once)
-    page.fill("#draw-form [name=seed]", "5")
+    fill_setting(page, "#draw-form [name=seed]", "5")
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw [data-status-panel]")).to_contain_text("Reconnecting")
     wait_until_drawn(page)
@@ -74,7 +82,7 @@ def test_forgotten_generation_restarts(visit: Open) -> None:
         route.fulfill(response=reply, body=body[: body.index(b"event: pixels")])
 
     page.route("**/v1/samples", cut_once)
-    page.fill("#draw-seed", "5")
+    fill_setting(page, "#draw-seed", "5")
     page.click("#draw-form button[type=submit]")
     wait_until_drawn(page)
     assert pixels(page, "#draw .image-grid canvas") == whole
@@ -128,7 +136,7 @@ def test_server_back_at_last_try_draws_again(visit: Open) -> None:
             window.setTimeout = (act, ms, ...rest) => wait(act, ms / 50, ...rest);
         }""")
         page.evaluate(CUT)
-        page.fill("#draw-seed", "5")
+        fill_setting(page, "#draw-seed", "5")
         page.click("#draw-form button[type=submit]")
         expect(page.locator("#draw [data-status-panel]")).to_contain_text(
             "a second", timeout=30_000
@@ -176,7 +184,7 @@ def test_generation_cancelled_during_lost_connection_restarts(visit: Open) -> No
 
         page.route("**/events", hold_once)
         page.evaluate(CUT)
-        page.fill("#draw-seed", "5")
+        fill_setting(page, "#draw-seed", "5")
         page.click("#draw-form button[type=submit]")
         wait_until_drawn(page)
         assert held == [1]
@@ -305,7 +313,7 @@ def test_unknown_model_is_reported(visit: Open) -> None:
     page = visit("#draw?model=ghost&seed=5&n=1")
     wait_until_drawn(page)
     expect(page.locator("#loading")).to_contain_text("no model “ghost” here")
-    page.select_option("#model", "colour")
+    pick_model(page, "colour")
     expect(page.locator("#loading")).to_be_hidden()
     wait_until_drawn(page)
 
@@ -379,7 +387,7 @@ def test_error_of_replaced_grid_is_not_shown(visit: Open) -> None:
     heat = page.locator("#draw [data-action=heat]")
     with page.expect_request("**/v1/score"):
         heat.click()
-    page.fill("#draw-seed", "6")
+    fill_setting(page, "#draw-seed", "6")
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw .image-grid small").first).to_contain_text("seed 6")
     requested[0].fulfill(status=400, json={"error": {"message": "no such thing", "code": "x"}})

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.page.helpers import Open, expect, pixels, url_hash, wait_until_drawn, wait_until_measured
+from tests.page.helpers import (
+    Open,
+    expect,
+    pick_model,
+    pixels,
+    url_hash,
+    wait_until_drawn,
+    wait_until_measured,
+)
 from tests.service.fixtures import COLOUR, GREY, encode, random_picture
 
 if TYPE_CHECKING:
@@ -71,7 +79,7 @@ def test_paste_goes_to_view_being_loaded(visit: Open, comes: bool) -> None:
         expect(page.locator("#inside-caption")).to_contain_text("Your picture")
         return
     expect(page.locator("#loading")).to_contain_text("did not load")
-    page.select_option("#model", "colour")  # of the view that is still shown
+    pick_model(page, "colour")  # of the view that is still shown
     wait_until_drawn(page)
     paste(page, encode(random_picture(seed=3)))
     expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
@@ -125,7 +133,7 @@ def test_slow_file_is_superseded(visit: Open, view: str, meanwhile: str) -> None
         "your picture as the model sees it" if view == "complete" else "Your picture.*bits/dim"
     )
     if meanwhile == "another model":
-        page.select_option("#model", "colour")
+        pick_model(page, "colour")
         page.evaluate("window.held[0]()")
         expect(status).to_have_text(yours)
         shown = page.locator("#editor" if view == "complete" else "#inside-picture")

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.page.helpers import Open, expect, pixels, wait_until_drawn
+from tests.page.helpers import (
+    Open,
+    expect,
+    fill_setting,
+    pixels,
+    wait_until_drawn,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -18,7 +24,7 @@ def test_previous_drawing_is_drawn_again(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5")
     wait_until_drawn(page)
     first = drawn(page)
-    page.fill("#draw-seed", "77")
+    fill_setting(page, "#draw-seed", "77")
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw .image-grid small").first).to_contain_text("seed 77")
     wait_until_drawn(page)
@@ -127,3 +133,18 @@ def test_damaged_storage_is_ignored(visit: Open) -> None:
     )
     wait_until_drawn(page)
     expect(page.locator("[data-strip=drawn] img")).to_have_count(1)
+
+
+def test_kept_image_leaves_the_form_as_it_is(visit: Open) -> None:
+    page = visit("#draw?n=3&seed=5&label=one")
+    wait_until_drawn(page)
+    page.locator("#draw .image-grid button").first.click()
+    page.click("#viewer-keep")
+    page.keyboard.press("Escape")
+    page.check("#draw-classes [value='zero']")
+    wait_until_drawn(page)
+    page.click("[data-strip=kept] a")
+    expect(page.locator("#draw .image-grid li")).to_have_count(1)
+    expect(page.locator("#draw .asked")).to_have_text("asked for: one")
+    expect(page.locator("#draw-n")).to_have_value("3")
+    expect(page.locator("#draw-classes :checked")).to_have_value("zero")

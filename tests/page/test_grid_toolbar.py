@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tests.page.helpers import Open, expect, pixels, wait_until_drawn
+from tests.page.helpers import (
+    Open,
+    expect,
+    open_settings,
+    pixels,
+    wait_until_drawn,
+)
 from tests.service.fixtures import GREY
 
 if TYPE_CHECKING:
@@ -31,6 +37,7 @@ def test_images_are_sorted_by_bits(visit: Open) -> None:
             };
         }"""
     )
+    open_settings(page)
     page.click("#draw-form [data-dice]")
     wait_until_drawn(page)
     before = bits(page)
@@ -38,6 +45,10 @@ def test_images_are_sorted_by_bits(visit: Open) -> None:
     expect(page.locator("#draw [data-action=sort]")).to_have_attribute("aria-pressed", "true")
     assert bits(page) == sorted(before)
     assert before != sorted(before)
+    detail = page.locator("#draw .image-grid .detail").first
+    expect(detail).to_be_hidden()
+    page.click("#draw [data-action=details]")
+    expect(detail).to_be_visible()
     second = page.locator("#draw .image-grid small").nth(1).inner_text()
     page.locator("#draw .image-grid button").first.click()
     page.keyboard.press("ArrowRight")  # in sorted order

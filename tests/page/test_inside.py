@@ -19,6 +19,7 @@ from tests.page.helpers import (
     box,
     canvas_pngs,
     expect,
+    pick_model,
     pixels,
     set_slider,
     touch,
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 Server = tuple[AppState, str, FakeDecoder]
-VERDICT = re.compile(r"^(Expected .+, got .+|.+, as expected): \d+\.\d bits\.$")
+VERDICT = re.compile(
+    r"^(Expected .+, got .+|.+, as expected|Almost as expected, .+): \d+\.\d bits\.$"
+)
 
 
 def look_at(page: Page, picture: bytes) -> None:
@@ -206,7 +209,7 @@ def test_browser_sampling_matches_head(visit: Open) -> None:
 
 def test_inside_view_of_colour_model(visit: Open) -> None:
     page = visit("#inside")
-    page.select_option("#model", "colour")
+    pick_model(page, "colour")
     expect(page.locator("#charts canvas")).to_have_count(3)
     page.select_option("#inside-speed", "400")
     wait_until_measured(page)
@@ -348,6 +351,14 @@ def test_charts_of_old_model_have_no_listeners(visit: Open) -> None:
     wait_until_measured(page)
     before = page.evaluate("window.heard")
     assert before > 0
-    page.select_option("#model", "colour")
+    pick_model(page, "colour")
     expect(page.locator("#charts canvas")).to_have_count(3)
     assert page.evaluate("window.heard") == before
+
+
+def test_almost_expected_value_is_called_a_shade(visit: Open) -> None:
+    page = visit()
+    text = page.evaluate(
+        """async () => (await import("./static/format.js")).describeSurprise([0], [12], 3.14)"""
+    )
+    assert text == "Almost as expected, another shade of black (12, not 0): 3.1 bits."

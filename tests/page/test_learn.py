@@ -7,15 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 
-from tests.page.helpers import Open, expect, pixels
+from tests.page.helpers import (
+    Open,
+    canvas_pngs,
+    expect,
+    pick_model,
+    pixels,
+)
 from tests.service.fixtures import COLOUR, GREY, FakeDecoder, build, listening, tiny_model
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
-
-MODELS = {"grey": GREY, "colour": COLOUR}
 
 
 def count(text: str | None) -> int:
@@ -24,52 +27,60 @@ def count(text: str | None) -> int:
     return int(found[0])
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_dice_roll_once_and_to_the_end(visit: Open, name: str) -> None:
-    config = MODELS[name]
-    page = visit(f"#learn?model={name}")
-    counter, status = (
-        page.locator("#scene-dice [data-count]"),
-        page.locator("#scene-dice [data-status]"),
-    )
-    expect(page.locator("#learn")).to_be_visible()
-    roll, rest = page.locator("#scene-dice button").all()
-    expect(roll).to_be_enabled()
+def test_dice_roll_once_and_to_the_end(visit: Open) -> None:
+    page = visit("#learn?model=grey")
+    counter, verdict = (page.locator(f"#scene-dice [data-dice-{n}]") for n in ("count", "verdict"))
+    roll, rest = (page.locator(f"#scene-dice [data-dice-{name}]") for name in ("roll", "finish"))
+    expect(verdict).to_contain_text("Next:")
     start = count(counter.text_content())
-    for _ in range(config.channels):
-        roll.click()
-        expect(status).to_have_text(re.compile(r"The dice say \d+.*a chance of .* %\."))
-        expect(roll).to_be_enabled()
-    assert count(counter.text_content()) == start + 1
-    before = np.array(pixels(page, "#scene-dice canvas.drawing")[0]).reshape(-1, 4)
+    roll.click()
+    expect(verdict).to_have_text(re.compile(r"The dice say \d+.*a chance of .* %\."))
+    expect(counter).to_contain_text(f"{start + 1} of")
+    bars = canvas_pngs(page, "#scene-dice [data-dice-charts] canvas")
     rest.click()
-    expect(status).to_contain_text(f"{config.pixels} pixels, each a roll")
-    after = np.array(pixels(page, "#scene-dice canvas.drawing")[0]).reshape(-1, 4)
-    assert np.array_equal(after[: start + 1], before[: start + 1])
-    assert after[:, 3].all()
-    rest.click()  # "Begin again"
+    expect(page.locator("#scene-dice [data-status]")).to_contain_text(
+        f"{GREY.pixels} pixels, each a roll"
+    )
+    expect(verdict).to_contain_text("The last pixel")
+    assert canvas_pngs(page, "#scene-dice [data-dice-charts] canvas") != bars, "the bars go on"
+    assert np.array(pixels(page, "#scene-dice canvas.drawing")[0]).reshape(-1, 4)[:, 3].all()
+    page.click("#scene-dice [data-dice-renew]")
     expect(roll).to_be_enabled()
-    assert count(counter.text_content()) == start
 
 
 def test_final_message_waits_for_animation(visit: Open) -> None:
     page = visit("#learn?model=colour", reduced_motion="no-preference")
-    _, rest = page.locator("#scene-dice button").all()
+    rest = page.locator("#scene-dice [data-dice-finish]")
     expect(rest).to_be_enabled()
     rest.click()
     expect(page.locator("#scene-dice [data-status]")).to_contain_text("each a roll")
     assert np.array(pixels(page, "#scene-dice canvas.drawing")[0]).reshape(-1, 4)[:, 3].all()
-    counted = page.locator("#scene-dice [data-count]").text_content()
+    counted = page.locator("#scene-dice [data-dice-count]").text_content()
     assert count(counted) == COLOUR.pixels
 
 
-def test_memory_counts(visit: Open) -> None:
+def test_memory_scene_compares_the_cost_of_a_pixel(visit: Open) -> None:
     page = visit("#learn?model=grey")
     page.click("#scene-memory button")
     fixed, growing = page.locator("#scene-memory .meter").all()
-    expect(fixed).to_contain_text(f"1 state; read {GREY.pixels} times")
-    expect(growing).to_contain_text(f"{GREY.pixels} pixels kept")
-    expect(growing).to_contain_text(f"{GREY.pixels * (GREY.pixels - 1) // 2} looked back at")
+    expect(fixed).to_contain_text("reads one state")
+    expect(growing).to_contain_text(f"looks at {GREY.pixels - 1} kept pixels")
+    expect(page.locator("#scene-memory [data-status]")).to_have_text(
+        "For its last pixel, this model read one state; "
+        f"an ordinary one would have looked at {GREY.pixels - 1} pixels."
+    )
+
+
+def test_bits_scene_does_not_call_its_pictures_easy(visit: Open) -> None:
+    decoder = FakeDecoder(GREY, 8)
+    app_state, app = build(decoders={"grey": decoder})
+    with listening(app, lambda: app_state.ready) as url:
+        app_state.models["grey"].checkpoint.facts["test"] = {"bits_per_dim": 2.5}
+        page = visit("#learn?model=grey", url=url)
+        hint = page.locator("#scene-bits [data-test-set]")
+        expect(hint).to_contain_text("on average")
+        expect(hint).not_to_contain_text("easy")
+        page.close()
 
 
 def test_memory_text_depends_on_attention(visit: Open) -> None:
@@ -80,7 +91,7 @@ def test_memory_text_depends_on_attention(visit: Open) -> None:
         scene = page.locator("#scene-memory")
         expect(scene).to_contain_text("This model adds", use_inner_text=True)
         expect(scene).not_to_contain_text("it keeps every pixel", use_inner_text=True)
-        page.select_option("#model", "softmax")
+        pick_model(page, "softmax")
         expect(scene).to_contain_text("it keeps every pixel", use_inner_text=True)
         expect(scene).not_to_contain_text("This model adds", use_inner_text=True)
         page.close()  # otherwise it sends requests to the stopped server
@@ -112,7 +123,7 @@ def test_busy_server_is_retried(visit: Open) -> None:
         page.route(f"**/v1/{path}", refuse_once)
     page.click("nav [data-view=learn]")
     expect(page.locator("#scene-bits [data-status]")).to_contain_text("bits instead of")
-    expect(page.locator("#scene-dice button").first).to_be_enabled()
+    expect(page.locator("#scene-dice [data-dice-roll]")).to_be_enabled()
     page.click("#scene-limits button")
     expect(page.locator("#scene-limits .row canvas")).to_have_count(4)
     assert sorted(refused) == ["completions", "distribution", "samples", "score"]
@@ -140,6 +151,6 @@ def test_model_facts(visit: Open) -> None:
     parameters = sum(p.numel() for p in tiny_model().parameters())
     for text in (f"{parameters:,}", f"{GREY.width} × {GREY.height} grey", "a frog", "not measured"):
         expect(facts).to_contain_text(text)
-    page.select_option("#model", "colour")
+    pick_model(page, "colour")
     expect(page.locator("#learn-model")).to_have_text("colour")
     expect(facts).to_contain_text(f"{COLOUR.width} × {COLOUR.height} colour")

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.page.helpers import Open, expect, pixels, url_hash, wait_until_drawn, wait_until_measured
+from tests.page.helpers import (
+    Open,
+    expect,
+    pick_model,
+    pixels,
+    share,
+    url_hash,
+    wait_until_drawn,
+    wait_until_measured,
+)
 from tests.service.fixtures import GREY, encode, random_picture
 
 if TYPE_CHECKING:
@@ -44,7 +53,7 @@ def test_views_keep_their_content(visit: Open) -> None:
     page.click("nav >> text=Learn")
     expect(page.locator("#learn")).to_be_visible()
     expect(page.locator("#scene-bits [data-status]")).to_contain_text("bits")
-    expect(page.locator("#scene-dice button").first).to_be_enabled()
+    expect(page.locator("#scene-dice [data-dice-roll]")).to_be_enabled()
     requested = drawings(page)
     page.click("nav >> text=Draw")
     assert url_hash(page) == address
@@ -147,7 +156,7 @@ def test_damaged_picture_in_link_is_reported(visit: Open, view: str) -> None:
 
 @pytest.mark.parametrize("label", ["A FROG", "2"])
 def test_class_in_link_by_other_case_or_number(visit: Open, label: str) -> None:
-    page = visit(f"#draw?model=grey&n=1&seed=3&label={label}")
+    page = visit(f"#draw?model=grey&n=2&seed=3&label={label}")
     wait_until_drawn(page)
     expect(page.locator("#draw-classes input:checked")).to_have_value("a frog")
 
@@ -193,7 +202,7 @@ def test_copied_command_repeats_drawing(visit: Open, tmp_path: Path, view: str, 
         page.click("#complete-form button[type=submit]")
         expect(page.locator("#complete .image-grid li")).to_have_count(2)
         wait_until_drawn(page, view)
-    page.click(f"#{view} [data-copy={kind}]")
+    share(page, f"#{view}", f"{kind}")
     expect(page.locator(f"#{view} .share [role=status]")).to_contain_text("copied")
     text = copied(page)
     command: list[Any] = ["sh", "-c", text] if kind == "curl" else [sys.executable, "-c", text]
@@ -208,7 +217,7 @@ def test_link_of_one_image(visit: Open) -> None:
     wait_until_drawn(page)
     third = pixels(page, "#draw .image-grid canvas")[2]
     page.locator("#draw .image-grid button").nth(2).click()
-    page.click("#viewer [data-copy=link]")
+    share(page, "#viewer", "link")
     expect(page.locator("#viewer .share [role=status]")).to_contain_text("Link copied")
     link = copied(page)
     assert "#" not in link, "a server does not receive the hash"
@@ -223,7 +232,7 @@ def test_copy_dialog_without_clipboard(visit: Open) -> None:
         script="Object.defineProperty(navigator, 'clipboard', {value: undefined})",
     )
     wait_until_drawn(page)
-    page.click("#draw [data-copy=link]")
+    share(page, "#draw", "link")
     expect(page.locator("#copy-text")).to_have_value(page.url.replace("#draw", ""))
 
 
@@ -235,8 +244,8 @@ def test_share_dialog_on_phones(visit: Open) -> None:
         script="navigator.share = async (what) => { window.shared = what; };",
     )
     wait_until_drawn(page)
-    expect(page.locator("#draw [data-copy=link]")).to_have_text("Share …")
-    page.click("#draw [data-copy=link]")
+    expect(page.locator("#draw [data-copy=link]")).to_have_text("Share the link …")
+    share(page, "#draw", "link")
     assert page.evaluate("() => window.shared.url") == page.url.replace("#draw", "")
 
 
@@ -248,7 +257,7 @@ def test_model_switch_before_first_view(visit: Open) -> None:
     with page.expect_request("**/static/draw.js"):
         page.reload()
     expect(page.locator("#model-field")).to_be_visible()
-    page.select_option("#model", "colour")
+    pick_model(page, "colour")
     held[0].continue_()
     wait_until_drawn(page)
     assert "model=colour" in url_hash(page)
@@ -266,3 +275,38 @@ def test_link_opened_during_navigation_is_not_lost(visit: Open) -> None:
     expect(page.locator("#draw .image-grid small").first).to_contain_text("seed 6")
     wait_until_drawn(page)
     assert "seed=6" in page.url
+
+
+@pytest.mark.parametrize("kind", ["gif", "png"])
+def test_share_saves_all_images_as_one(visit: Open, kind: str) -> None:
+    page = visit("#draw?n=3&seed=5")
+    wait_until_drawn(page)
+    drawn = np.array(pixels(page, "#draw .image-grid canvas")).reshape(3, GREY.height, -1, 4)
+    with page.expect_download() as saved:
+        share(page, "#draw", kind)
+    expect(page.locator("#draw .share:not(.grid-toolbar) [role=status]")).to_contain_text("saved")
+    with Image.open(saved.value.path()) as picture:
+        scale = picture.width // (2 * GREY.width + 2)
+        if kind == "gif":
+            assert getattr(picture, "n_frames", 1) == GREY.pixels + 1
+            picture.seek(GREY.pixels)
+        seen = np.asarray(picture.convert("RGB"))[::scale, ::scale]
+    for k in range(3):
+        top, left = k // 2 * (GREY.height + 2), k % 2 * (GREY.width + 2)
+        tile = seen[top : top + GREY.height, left : left + GREY.width]
+        assert np.array_equal(tile, drawn[k, ..., :3])
+
+
+def test_shared_completions_open_from_the_query(visit: Open) -> None:
+    page = visit("#complete", permissions=CLIPBOARD)
+    wait_until_drawn(page, "complete")
+    shown = pixels(page, "#complete .image-grid canvas")
+    share(page, "#complete", "link")
+    expect(page.locator("#complete .share:not(.grid-toolbar) [role=status]")).to_contain_text(
+        "copied"
+    )
+    link = copied(page)
+    assert "#" not in link
+    again = visit("?" + link.partition("?")[2])
+    wait_until_drawn(again, "complete")
+    assert pixels(again, "#complete .image-grid canvas") == shown

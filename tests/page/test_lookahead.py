@@ -9,6 +9,7 @@ import numpy as np
 from tests.page.helpers import (
     Open,
     expect,
+    fill_setting,
     open_in_editor,
     pixels,
     set_slider,
@@ -107,6 +108,7 @@ def test_comparison_with_and_without(visit: Open) -> None:
 
 def test_resent_pixels_replace_old_ones(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5", reduced_motion="no-preference")
+    fill_setting(page, "#draw-n", "1")
     page.select_option("#draw-pace", "0")
     wait_until_drawn(page)
     values = list(range(10, 10 + GREY.pixels))

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.page.helpers import LAPTOP, PHONE, Open, box, expect, pixels, wait_until_drawn
+from tests.page.helpers import (
+    LAPTOP,
+    PHONE,
+    Open,
+    box,
+    expect,
+    fill_setting,
+    open_settings,
+    pixels,
+    wait_until_drawn,
+)
 from tests.service.fixtures import GREY, FakeDecoder, build, listening
 
 if TYPE_CHECKING:
@@ -18,21 +28,21 @@ def test_settings_drawer(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **PHONE)
     wait_until_drawn(page)
     expect(page.locator("#draw-n")).to_be_hidden()
-    page.click("#draw-form .buttons .phone-only")
+    page.click("#draw-settings")
     expect(page.locator("#draw-n")).to_be_in_viewport()
     assert box(page, "#draw-options")["bottom"] >= 843
-    page.fill("#draw-n", "2")
+    fill_setting(page, "#draw-n", "2")
     page.keyboard.press("Enter")
     expect(page.locator("#draw-options")).to_be_hidden()
     expect(page.locator("#draw .image-grid li")).to_have_count(2)
     wait_until_drawn(page)
-    page.click("#draw-form .buttons .phone-only")
-    page.fill("#draw-n", "3")
+    page.click("#draw-settings")
+    fill_setting(page, "#draw-n", "3")
     page.click("#draw-options [type=submit]")
     expect(page.locator("#draw-options")).to_be_hidden()
     expect(page.locator("#draw .image-grid li")).to_have_count(3)
     wait_until_drawn(page)
-    page.click("#draw-form .buttons .phone-only")
+    page.click("#draw-settings")
     page.keyboard.press("Escape")
     expect(page.locator("#draw-options")).to_be_hidden()
 
@@ -43,10 +53,11 @@ def test_settings_drawer_closes_when_drawing(visit: Open) -> None:
     )
     wait_until_drawn(page)
     expect(page.locator("#draw-classes label", has_text="a frog")).to_be_in_viewport(ratio=1)
-    page.click("#draw-form .buttons .phone-only")
+    page.click("#draw-settings")
     page.click("#draw-form [data-dice]")
     expect(page.locator("#draw-options")).to_be_hidden()
-    page.click("#draw-form .buttons .phone-only")
+    page.click("#draw-settings")
+    open_settings(page)
     page.select_option("#draw-by", "temperature")
     expect(page.locator("#draw-options")).to_be_hidden()
     wait_until_drawn(page)
@@ -54,11 +65,42 @@ def test_settings_drawer_closes_when_drawing(visit: Open) -> None:
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 320
 
 
-def test_settings_are_visible_on_laptops(visit: Open) -> None:
+def test_settings_open_below_the_form_on_laptops(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **LAPTOP)
     wait_until_drawn(page)
+    expect(page.locator("#draw-n")).to_be_hidden()
+    page.click("#draw-settings")
     expect(page.locator("#draw-n")).to_be_in_viewport()
-    expect(page.locator("#draw-form .buttons .phone-only")).to_be_hidden()
+    expect(page.locator("#draw-settings")).to_have_attribute("aria-expanded", "true")
+    page.click("#draw-settings")
+    expect(page.locator("#draw-n")).to_be_hidden()
+
+
+def test_open_settings_do_not_cover_a_turned_phone(visit: Open) -> None:
+    page = visit("#draw?n=4&seed=5", **PHONE)
+    wait_until_drawn(page)
+    page.click("#draw-settings")
+    expect(page.locator("#draw-n")).to_be_visible()
+    page.set_viewport_size({"width": 844, "height": 390})
+    expect(page.locator("#draw-options")).to_be_hidden()
+
+
+def test_landing_offers_both_starts_without_scrolling(visit: Open) -> None:
+    page = visit(**PHONE)
+    wait_until_drawn(page)
+    expect(page.locator("#draw .intro p")).to_be_in_viewport(ratio=1)
+    starts = page.locator("#draw .starts a")
+    assert starts.count() == 2
+    for start in starts.all():
+        expect(start).to_be_in_viewport(ratio=1)
+    expect(page.locator("#draw .image-grid li").first).to_be_in_viewport(ratio=1)
+    expect(page.locator("#draw .detail").first).to_be_hidden()
+    for word in ("Seed", "Temperature", "Guidance", "Top-p", "bits/dim"):
+        expect(page.locator("#draw").get_by_text(word).first).to_be_hidden()
+    starts.first.click()
+    expect(page.locator("#editor")).to_be_focused()
+    expect(page.locator("#editor-status")).to_contain_text("Draw the upper part")
+    expect(page.locator("#editor")).to_be_in_viewport(ratio=1)
 
 
 def test_panel_is_sticky(visit: Open) -> None:
@@ -120,33 +162,22 @@ def drag(page: Page, by: tuple[float, float], fingers: int = 1) -> None:
     send("touchEnd", 0)
 
 
-def test_scrolling_over_editor_erases_nothing(visit: Open) -> None:
-    page = visit("#complete", **PHONE)
-    wait_until_drawn(page, "complete")
-    before = pixels(page, "#editor")
-    drag(page, (0, -150))
-    page.wait_for_function("() => scrollY > 50")
-    assert pixels(page, "#editor") == before
-
-
-def test_finger_erases_in_all_directions_once_focused(visit: Open) -> None:
+def test_finger_erases_in_all_directions_at_once(visit: Open) -> None:
     page = visit("#complete", **PHONE)
     wait_until_drawn(page, "complete")
     looks = [pixels(page, "#editor")]
-    for way in ((90, 0), (0, -90)):
+    for way in ((0, -90), (90, 0)):
         drag(page, way)
-        expect(page.locator("#editor")).to_be_focused()
         looks.append(pixels(page, "#editor"))
     assert page.evaluate("() => scrollY") == 0
-    drag(page, (0, -150), fingers=2)  # two fingers always scroll
+    assert looks[0] != looks[1] != looks[2]
+    drag(page, (0, -150), fingers=2)  # two fingers scroll
     page.wait_for_function("() => scrollY > 50")
     assert pixels(page, "#editor") == looks[2]
     for look in (looks[1], looks[0]):
         page.click("#undo")
         assert pixels(page, "#editor") == look
-    drag(page, (0, -90))  # still erases, because Undo has the focus
-    assert page.evaluate("() => scrollY") == 0
-    assert pixels(page, "#editor") != looks[0]
+    assert box(page, "#editor")["x"] > 40, "one finger scrolls beside the editor"
 
 
 def test_blank_picture_takes_vertical_strokes(visit: Open) -> None:

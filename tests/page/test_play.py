@@ -88,11 +88,17 @@ def test_scores_and_share_text(visit: Open) -> None:
         )
         if k < 4:
             page.click("#play-next")
+    expect(page.locator("#play-squares")).to_have_text("🟩🟩🟥🟩🟩")
+    recap = page.locator("#play-recap li")
+    expect(recap).to_have_count(5)
+    expect(recap.nth(2)).to_contain_text(f"Asked for: {images[2]['label']}. You: ")
+    expect(recap.nth(2)).to_contain_text("% sure")
     page.click("#play-share")
-    expect(page.locator("#play-status")).to_contain_text("Score copied")
+    expect(page.locator("#play-status")).to_contain_text("Result copied")
     text = copied(page)
+    assert text.startswith("🟩🟩🟥🟩🟩 ")
     assert f"I guessed 4 of 5 pictures; the model that drew them guessed {theirs}." in text
-    again = visit("#" + text.partition("#")[2])
+    again = visit("?" + text.partition("?")[2])
     expect(again.locator("#play-status")).to_contain_text("Picture 1 of 5")
     first = np.array(pixels(again, "#play-canvas")[0]).reshape(-1, 4)[:HALF, 0].tolist()
     assert first == images[0]["values"][:HALF]

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.page.helpers import Open, expect, set_slider, wait_until_drawn, wait_until_measured
+from tests.page.helpers import (
+    Open,
+    expect,
+    pick_model,
+    set_slider,
+    wait_until_drawn,
+    wait_until_measured,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -165,7 +172,7 @@ def test_lost_query_does_not_drop_the_next(visit: Open, other: str) -> None:
     if other == "pixel":
         set_slider(page, "#inside-position", 4)
     else:
-        page.select_option("#model", "colour")
+        pick_model(page, "colour")
         expect(page.locator("#inside-caption")).to_contain_text("bits/dim")
     listen(page, "#inside .actions [data-status-panel]")
     requested[0].abort()

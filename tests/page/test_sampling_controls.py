@@ -12,7 +12,9 @@ import pytest
 from tests.page.helpers import (
     Open,
     expect,
+    open_settings,
     set_slider,
+    share,
     url_hash,
     wait_until_drawn,
     wait_until_measured,
@@ -47,6 +49,8 @@ def test_sliders_start_at_model_defaults(visit: Open, view: str) -> None:
     set_model_defaults(page)
     page.click(f"nav [data-view={view}]")
     wait_until_drawn(page, view)
+    if view == "draw":
+        open_settings(page)
     page.eval_on_selector_all(f"#{view} details", "all => all.forEach(d => { d.open = true; })")
     for name, value in TUNED.items():
         dial = page.locator(f"#{view}-sampling-{name}")
@@ -64,7 +68,7 @@ def test_inside_view_draws_class_if_model_uses_guidance(visit: Open) -> None:
     sent = drawn.value.post_data_json
     assert sent["label"] in GREY.classes
     assert {name: sent[name] for name in TUNED} == TUNED
-    expect(page.locator("#inside-caption")).to_contain_text(f"drawn as {sent['label']}:")
+    expect(page.locator("#inside-caption")).to_contain_text(f"asked for: {sent['label']}:")
     fields = parse_qs(url_hash(page).partition("?")[2])
     assert fields["label"] == [sent["label"]]
     assert (fields["guidance"], fields["top_p"]) == (["2"], ["0.98"])
@@ -83,6 +87,7 @@ def test_guidance_needs_class(visit: Open) -> None:
     wait_until_drawn(page)
     expect(dial).to_be_enabled()
     expect(words).to_contain_text("more is plainer")
+    open_settings(page)
     set_slider(page, "#draw-sampling-guidance", 3)
     set_slider(page, "#draw-sampling-top_p", 0.9)
     with page.expect_request("**/v1/samples") as drawn:
@@ -106,7 +111,7 @@ def test_guidance_of_completions(visit: Open) -> None:
     expect(page).not_to_have_url(re.compile(re.escape(before) + "$"))
     wait_until_drawn(page, "complete")
     assert {"guidance=2", "top_p=0.95"} <= set(url_hash(page).split("&"))
-    page.click("#complete [data-copy=curl]")
+    share(page, "#complete", "curl")
     expect(page.locator("#complete .share [role=status]")).to_contain_text("copied")
     assert "-F 'guidance=2'" in copied(page)
 
@@ -114,6 +119,7 @@ def test_guidance_of_completions(visit: Open) -> None:
 def test_no_guidance_without_classes(visit: Open) -> None:
     page = visit("#draw?model=colour&n=1&seed=2")
     wait_until_drawn(page)
+    open_settings(page)
     expect(page.locator("#draw-sampling-guidance")).to_be_hidden()
     expect(page.locator("#draw-sampling-top_p")).to_be_visible()
 
@@ -132,7 +138,7 @@ def test_exact_link_values_are_used(visit: Open) -> None:
 def test_curl_command_includes_sampling(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5&label=one&guidance=3&top_p=0.5", permissions=CLIPBOARD)
     wait_until_drawn(page)
-    page.click("#draw [data-copy=curl]")
+    share(page, "#draw", "curl")
     expect(page.locator("#draw .share [role=status]")).to_contain_text("copied")
     sent = json.loads(copied(page).split("-d '")[1].split("'")[0])
     assert sent["guidance"] == 3

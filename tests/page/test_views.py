@@ -15,13 +15,24 @@ if TYPE_CHECKING:
 def test_failed_view_is_reported(visit: Open) -> None:
     page = visit(allowed=["ERR_FAILED", "A part of this page did not load"])
     wait_until_drawn(page)
-    page.route("**/play.js", lambda route: route.abort())
+    page.route("**/play.js*", lambda route: route.abort())
     page.click("nav [data-view=play]")
     expect(page.locator("#loading")).to_contain_text("A part of this page did not load.")
-    page.unroute("**/play.js")
+    page.unroute("**/play.js*")
     page.click("#reload")
     expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
     expect(page.locator("#reload")).to_be_hidden()
+
+
+def test_failed_view_opens_when_the_server_answers_again(visit: Open) -> None:
+    page = visit(allowed=["ERR_FAILED", "A part of this page did not load"])
+    wait_until_drawn(page)
+    page.route("**/play.js*", lambda route: route.abort())
+    page.click("nav [data-view=play]")
+    expect(page.locator("#loading")).to_contain_text("A part of this page did not load.")
+    page.unroute("**/play.js*")
+    expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
+    expect(page.locator("#loading")).to_be_hidden()
 
 
 def test_no_loading_notice_after_leaving(visit: Open) -> None:

@@ -56,6 +56,7 @@ def test_every_operation_has_a_unique_id_and_a_description(schema: Any) -> None:
     names = [o["operationId"] for o in operations]
     assert len(set(names)) == len(names)
     assert all(o["summary"] and o["description"] and o["tags"] for o in operations)
+    assert all(" ".join(o["description"].split()).startswith(o["summary"]) for o in operations)
 
 
 def test_every_model_has_an_example(schema: Any) -> None:

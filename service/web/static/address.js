@@ -1,7 +1,8 @@
 /** The address bar: the view that is shown, and the fields that recreate its pictures. */
 
-export const VIEWS = ["draw", "complete", "inside", "play", "learn"];
+export const VIEWS = ["draw", "watch", "complete", "inside", "play", "learn"];
 const RETRY_MS = 1000;
+const MERGE_MS = 700; // drawings within this time share one history entry
 
 /** Read the view and its query from the address; null if the hash names no view, as `#main`. */
 export function readAddress() {
@@ -17,16 +18,24 @@ export function toHash(view, fields) {
 }
 
 let retryTimer;
+let lastPush = -Infinity;
 addEventListener("hashchange", () => clearTimeout(retryTimer)); // a newer address replaces it
 
-/** Write a hash to the address bar. Only a change of view adds a history entry. */
-export function writeAddress(hash) {
+/**
+ * Write a hash to the address bar. A change of view adds a history entry, and so does a new drawing
+ * (`push`), unless the last one was added just before: a slider that is moved with the arrow keys
+ * draws many times.
+ */
+export function writeAddress(hash, push = false) {
   clearTimeout(retryTimer);
   if (hash === location.hash) return;
-  const same = hash.split("?")[0] === `#${readAddress()?.view}`;
+  const otherView = hash.split("?")[0] !== `#${readAddress()?.view}`;
+  const recent = performance.now() - lastPush < MERGE_MS;
   try {
-    history[same ? "replaceState" : "pushState"](null, "", hash);
+    if (otherView || (push && !recent)) history.pushState(null, "", hash);
+    else history.replaceState(null, "", hash);
+    if (push) lastPush = performance.now();
   } catch { // Safari allows 100 calls per 10 s, fewer than a held key can cause
-    retryTimer = setTimeout(() => writeAddress(hash), RETRY_MS);
+    retryTimer = setTimeout(() => writeAddress(hash, push), RETRY_MS);
   }
 }

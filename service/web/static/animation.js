@@ -3,11 +3,13 @@
 import { pixelCount } from "./pixels.js";
 
 const FRAMES = 80;
-const SIZE = 280; // width in pixels, at most
+const SIZE = 280; // width in pixels, at most,
+const MONTAGE_SIZE = 400; // and of several pictures
 export const LAST_FRAME_MS = 2000;
 
 /** Return the enlargement of each pixel. */
-export const exportScale = ({ width }) => Math.max(1, Math.floor(SIZE / width));
+export const exportScale = ({ width }, several = false) =>
+  Math.max(1, Math.floor((several ? MONTAGE_SIZE : SIZE) / width));
 
 /**
  * Return the number of pixels shown at the end of each frame. The first frame shows only the known pixels.

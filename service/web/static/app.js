@@ -1,25 +1,25 @@
 /** Entry point of the page: its views, its models, and navigation by the address. */
 
 import { VIEWS, readAddress, toHash, writeAddress } from "./address.js";
-import { apiKey, call, describeError, throwLoadError } from "./api.js";
+import { apiKey, call, describeError, throwLoadError, withRetries } from "./api.js";
 import { listenForFiles } from "./file-drop.js";
+import { ModelPicker, modelTitle } from "./model-picker.js";
 import { readEmbeddedLink } from "./png.js";
 import { Viewer } from "./viewer.js";
 
 const RETRY_MS = 500;
+const RETRY_VIEW_MS = 2000;
 const LOADING = "Loading …"; // shown if a view takes longer to load than
 const LOADING_AFTER_MS = 500;
+// The query makes a browser fetch a module again that failed to load: Chromium keeps a failure.
 const MODULES = {
-  draw: async () => (await import("./draw.js")).DrawView,
-  complete: async () => (await import("./complete.js")).CompleteView,
-  inside: async () => (await import("./inside.js")).InsideView,
-  play: async () => (await import("./play.js")).PlayView,
-  learn: async () => (await import("./learn.js")).LearnView,
+  draw: async (query) => (await import(`./draw.js${query}`)).DrawView,
+  watch: async (query) => (await import(`./watch.js${query}`)).WatchView,
+  complete: async (query) => (await import(`./complete.js${query}`)).CompleteView,
+  inside: async (query) => (await import(`./inside.js${query}`)).InsideView,
+  play: async (query) => (await import(`./play.js${query}`)).PlayView,
+  learn: async (query) => (await import(`./learn.js${query}`)).LearnView,
 };
-
-/** Return a model's name and image format. */
-const modelTitle = ({ id, width, height, channels }) =>
-  `${id}, ${width} × ${height} ${channels === 1 ? "grey" : "colour"}`;
 
 /** Fetch the models, waiting until the server has loaded them. */
 async function loadModels(notice) {
@@ -58,18 +58,9 @@ class Page {
     this.viewer = new Viewer(this);
     this.views = {}; // by name, once loaded
     this.loading = {}; // promises of views, by name
-    this.select = document.getElementById("model");
-    this.select.replaceChildren(...models.map((model) => new Option(modelTitle(model), model.id)));
-    document.getElementById("model-field").hidden = models.length < 2;
+    this.failures = {}; // failed loads of views, by name
+    this.picker = new ModelPicker(models, (id) => this.pickModel(id));
     this.setModel(); // the first one
-    this.select.addEventListener("change", async () => {
-      const view = this.requested?.view ?? this.current;
-      this.showNotice(null);
-      this.setModel(this.select.value);
-      history.pushState(null, "", location.hash); // so that Back returns to the previous model
-      this.setLink(view, { model: this.model.id });
-      (await this.loadView(view))?.open(new URLSearchParams());
-    });
     document.querySelector("nav").addEventListener("click", (event) => {
       // A click on a view that failed to load changes no hash, so it has to retry here.
       const tab = event.target.closest("[data-view]");
@@ -82,6 +73,15 @@ class Page {
       event.preventDefault(); // the address names the view, not the focus
       document.getElementById("main").focus();
     });
+  }
+
+  /** Switch to the model that the visitor picked, and draw with it. */
+  async pickModel(id) {
+    const view = this.requested?.view ?? this.current;
+    this.showNotice(null);
+    this.setModel(id);
+    this.setLink(view, { model: this.model.id }, { push: true }); // Back returns to the previous model
+    (await this.loadView(view))?.open(new URLSearchParams());
   }
 
   /** Open a file that was pasted or dropped. */
@@ -97,18 +97,31 @@ class Page {
 
   /** Import a view, once. */
   importView(name) {
-    this.loading[name] ??= MODULES[name]().catch(throwLoadError).then((View) => {
+    const query = this.failures[name] ? `?retry=${this.failures[name]}` : "";
+    this.loading[name] ??= MODULES[name](query).catch(throwLoadError).then((View) => {
+      if (this.failures[name]) this.showNotice(null); // it has loaded now
       const view = new View(this);
       view.setModel(this.model);
       this.views[name] = view;
       return view;
     }).catch((error) => {
       delete this.loading[name]; // allow another try
+      this.failures[name] = (this.failures[name] ?? 0) + 1;
       this.showNotice(describeError(error));
-      reloadButton.hidden = false; // Chromium never retries a failed import
+      reloadButton.hidden = false; // a module that this one imports may have failed
+      if (this.failures[name] === 1) this.retryWhenAvailable(name);
       throw error;
     });
     return this.loading[name];
+  }
+
+  /** Once the server answers, load a view again that failed, and show it if it is still wanted. */
+  async retryWhenAvailable(name) {
+    await new Promise((resolve) => setTimeout(resolve, RETRY_VIEW_MS));
+    await withRetries(() => call("v1/models"), null, { maxTries: Infinity }).catch(() => {});
+    if (this.views[name]) return;
+    if (readAddress()?.view === name) this.navigate();
+    else this.importView(name).catch(() => {}); // reported
   }
 
   /** Load a view, with a notice if it takes long; null if it failed, which is reported. */
@@ -135,7 +148,10 @@ class Page {
   /** Switch all views to a model; to the first one if the id is unknown. */
   setModel(id) {
     this.model = this.models.find((model) => model.id === id) ?? this.models[0];
-    this.select.value = this.model.id;
+    this.picker.select(this.model.id);
+    for (const text of document.querySelectorAll("[data-picture]")) {
+      text.textContent = modelTitle(this.model) === "Digits" ? "a digit" : "a picture";
+    }
     this.hashes = {};
     for (const name of VIEWS) {
       this.views[name]?.setModel(this.model);
@@ -214,12 +230,19 @@ class Page {
     if (changed) scrollTo(0, scrollPosition);
   }
 
-  /** Set the link of what a view shows; it is in the address while the view is shown. */
-  setLink(view, fields) {
+  /**
+   * Set the link of what a view shows; it is in the address while the view is shown.
+   *
+   * @param {string} view
+   * @param {object} fields
+   * @param {{push?: boolean}} options `push`: add a history entry, so that Back returns to the
+   *   drawing before
+   */
+  setLink(view, fields, { push = false } = {}) {
     this.hashes[view] = toHash(view, fields);
     this.tab(view).hash = this.hashes[view];
     const next = this.requested?.view ?? view;
-    if (view === this.current && next === view) writeAddress(this.hashes[view]);
+    if (view === this.current && next === view) writeAddress(this.hashes[view], push);
   }
 }
 
@@ -235,7 +258,10 @@ function closeOnOutsideClick(dialog) {
 }
 
 if (!location.hash && location.search) { // a shared link, see toUrl in share.js
-  history.replaceState(null, "", `${location.pathname}#draw${location.search}`);
+  const fields = new URLSearchParams(location.search);
+  const view = VIEWS.includes(fields.get("view")) ? fields.get("view") : "draw";
+  fields.delete("view");
+  history.replaceState(null, "", `${location.pathname}${toHash(view, fields)}`);
 }
 if (!("closedBy" in HTMLDialogElement.prototype)) { // not supported by Safari
   for (const dialog of document.querySelectorAll("dialog[closedby]")) closeOnOutsideClick(dialog);
@@ -248,4 +274,6 @@ const loaded = loadModels(notice).then((models) => {
   return new Page(models);
 });
 listenForFiles(async (file) => (await loaded).openFile(file)); // also while the models load
-(await loaded).navigate();
+const page = await loaded;
+await page.navigate();
+page.picker.drawThumbnails(); // after the view has sent its own requests

@@ -13,6 +13,26 @@ const TICKS = [0, 128, 255];
 /** Changes when charts have to be drawn in the colours of the other scheme. */
 export const darkScheme = matchMedia("(prefers-color-scheme: dark)");
 
+/**
+ * Let radio buttons choose between linear and logarithmic bars.
+ *
+ * @param {HTMLElement} fieldset @param {string} name of the buttons @param {string} initial value
+ * @param {() => void} onChange
+ * @returns {{linear: boolean}} which changes with the buttons
+ */
+export function connectScale(fieldset, name, initial, onChange) {
+  const scale = { linear: initial === "linear" };
+  for (const input of fieldset.querySelectorAll("input")) {
+    input.name = name;
+    input.checked = input.value === initial;
+    input.addEventListener("change", () => {
+      scale.linear = input.value === "linear";
+      onChange();
+    });
+  }
+  return scale;
+}
+
 /** Chart of one channel; a click or drag picks a value. */
 export class Chart {
   /**

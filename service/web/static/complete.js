@@ -4,7 +4,8 @@ import { describeError, postImages } from "./api.js";
 import { EditorTools } from "./editor-tools.js";
 import { Editor } from "./editor.js";
 import {
-  backgroundColour, createPlaceholders, createThumbnail, drawExamples, lightness,
+  backgroundColour, createPlaceholders, createThumbnail, drawExamples, exampleRows, inkColour,
+  lightness,
 } from "./examples.js";
 import {
   invalidSeedMessage, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass,
@@ -17,9 +18,13 @@ import {
   blankPicture, decodeFile, fromBase64Url, pixelCount, toBase64Url, toPng,
 } from "./pixels.js";
 import { SamplingControls } from "./sampling-controls.js";
+import { forgetSketch, loadSketch, saveSketch } from "./sketch.js";
 
 const DARK = 48; // the model's background is dark if its luma is below this (0 to 255),
 const LIGHTER = 128; // and paper is light if its luma is higher by this
+const REDRAWING = ["n", "seed", "label", "rows", "temperature", "guidance", "top_p", "particles"];
+const REDRAW_MS = 200; // after a change, so that a press of "Complete" just after it completes once
+const SKETCH_MS = 300; // after the last stroke
 const DRAWING_EXAMPLES = "The model is drawing examples …";
 const byId = (id) => document.getElementById(id);
 
@@ -35,7 +40,10 @@ export class CompleteView {
     this.sampling = new SamplingControls(byId("complete-sampling"), () => this.onSettingsChange());
     this.lookahead = new LookAhead(byId("lookahead"), () =>
       this.complete({ scroll: true, axis: "particles" }));
-    this.form.addEventListener("change", () => this.onSettingsChange());
+    this.form.addEventListener("change", ({ target }) => {
+      this.onSettingsChange();
+      this.onChange(target);
+    });
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.complete({ scroll: true });
@@ -71,9 +79,12 @@ export class CompleteView {
     colour.hidden = model.channels === 1;
     byId("light-paper").hidden = true;
     byId("examples").replaceChildren();
+    this.sketching = false;
     this.editor.load({ ...blankPicture(model), known: new Uint8Array(pixelCount(model)) });
     this.examples = null; // a promise once they are requested
     this.completedAny = false;
+    clearTimeout(this.timer);
+    this.seed = null;
     this.setStatus("");
   }
 
@@ -107,7 +118,9 @@ export class CompleteView {
         return;
       }
       await this.complete({ seed, axis: fields.get("by") });
-    } else {
+    } else if (fields.has("own")) {
+      await this.startBlank();
+    } else if (!(await this.restoreSketch())) {
       const { model } = this;
       const [first] = await examples;
       // The visitor may have loaded or completed another picture meanwhile.
@@ -141,10 +154,15 @@ export class CompleteView {
     return pictures;
   }
 
-  /** Erase the lower half of a picture and complete it at once. */
+  /** Keep the top of an example, which fits several pictures, and complete it at once. */
   openExample(picture, scroll = true) {
+    return this.completeTop(picture, exampleRows(this.model), scroll);
+  }
+
+  /** Keep the first rows of a picture, and complete it at once. */
+  completeTop(picture, rows, scroll = true) {
     this.load({ ...picture, known: null });
-    this.editor.keepRows(Math.round(this.model.height / 2), true);
+    this.editor.keepRows(rows, true);
     return this.complete({ scroll });
   }
 
@@ -152,7 +170,7 @@ export class CompleteView {
   openImage(picture) {
     this.page.show("complete");
     this.ensureExamples();
-    this.openExample(picture);
+    this.completeTop(picture, Math.round(this.model.height / 2));
   }
 
   /** Open an image file in the editor, cropped and resized to the model's size. */
@@ -173,7 +191,9 @@ export class CompleteView {
       const { picture: edited } = this.editor;
       const background = backgroundColour(await this.examples);
       if (this.editor.picture !== edited) return; // the editor has another picture by now
-      this.paper = backgroundColour([picture]);
+      // Dark ink on transparent paper would be drawn on as dark ink on black.
+      const darkInk = !whole && lightness(inkColour(picture)) < LIGHTER;
+      this.paper = darkInk ? [255, 255, 255] : backgroundColour([picture]);
       byId("light-paper").hidden = lightness(background) >= DARK
         || lightness(this.paper) - lightness(background) < LIGHTER;
     } catch (error) {
@@ -208,7 +228,10 @@ export class CompleteView {
   /** Load a picture without completing it, and remove the completions of the last one. */
   start(picture) {
     this.grid.clear();
-    this.page.setLink("complete", { model: this.model.id });
+    clearTimeout(this.timer);
+    this.seed = null; // nothing is completed that a setting could change
+    this.page.setLink("complete", { model: this.model.id }, { push: true });
+    this.sketching = true;
     this.load(picture);
   }
 
@@ -250,6 +273,29 @@ export class CompleteView {
     this.tools.showRows(rows);
     byId("order-note").hidden = !this.editor.knownAfterGap;
     this.lookahead.setEnabled(this.editor.knownAfterGap);
+    this.keepSketch();
+  }
+
+  /** Keep the visitor's drawing for a reload, until it is completed and its link has it. */
+  keepSketch() {
+    clearTimeout(this.sketchTimer);
+    if (!this.sketching) return;
+    const { model, isBlank, editor } = this;
+    this.sketchTimer = setTimeout(() => saveSketch(model.id, editor, isBlank), SKETCH_MS);
+  }
+
+  /** Restore the drawing that was in the editor before a reload; return false if there is none. */
+  async restoreSketch() {
+    const { model } = this;
+    const sketch = await loadSketch(model);
+    if (!sketch || model !== this.model) return false;
+    this.start(sketch.picture);
+    Object.assign(this.editor, sketch.state);
+    this.isBlank = sketch.isBlank;
+    this.sketching = true;
+    if (this.isBlank) this.tools.selectPen(model.width);
+    this.setStatus("This is the picture that you had not completed yet.");
+    return true;
   }
 
   /** Update the controls that depend on the class and guidance. */
@@ -258,6 +304,16 @@ export class CompleteView {
     this.sampling.enableGuidance(Boolean(label.value));
     const { guidance = 1 } = this.sampling.fields(label.value);
     this.lookahead.setLimit(this.model.slots / (guidance === 1 ? 1 : 2)); // guidance takes two slots
+  }
+
+  /** Apply a changed setting at once: complete the picture again, from the same seed. */
+  onChange({ name, value }) {
+    clearTimeout(this.timer);
+    if (name === "pace") this.grid.setPace(Number(value));
+    else if (REDRAWING.includes(name) && this.seed !== null) {
+      const seed = this.form.elements.seed.value ? null : this.seed;
+      this.timer = setTimeout(() => this.complete({ seed, push: true }), REDRAW_MS);
+    }
   }
 
   /** Return true if something is left to draw; below a sketch, mark everything as unknown. */
@@ -277,9 +333,11 @@ export class CompleteView {
    * @param {object} options
    * @param {number | null} options.seed of a link, instead of the form's
    * @param {boolean} options.scroll scroll to the completions
+   * @param {boolean} options.push let Back return to the completions before
    * @param {string | null} options.axis "particles" to draw with and without looking ahead
    */
-  async complete({ seed = null, scroll = false, axis = null } = {}) {
+  async complete({ seed = null, scroll = false, push = scroll, axis = null } = {}) {
+    clearTimeout(this.timer);
     if (!this.prepareGap()) {
       this.setStatus(this.isBlank && this.editor.lowestRow === null ? "Draw something first."
         : "Nothing is erased yet. Erase a part of the picture, or reduce the known rows.");
@@ -287,6 +345,9 @@ export class CompleteView {
       return;
     }
     this.completedAny = true;
+    this.sketching = false;
+    clearTimeout(this.sketchTimer);
+    forgetSketch();
     this.setStatus("");
     const { model, editor: { picture } } = this;
     const { n, seed: seedField, label, pace } = this.form.elements;
@@ -300,6 +361,7 @@ export class CompleteView {
       ...this.lookahead.fields,
     };
     n.value = fields.n;
+    this.seed = fields.seed;
     if (seedField.value && seed === null) seedField.value = fields.seed;
     const image = await toBase64Url(png);
     if (model !== this.model) return; // another model was selected meanwhile
@@ -311,7 +373,7 @@ export class CompleteView {
       send: (signal) => postImages("v1/completions", { ...row.fields, stream: true }, png, signal),
     }));
     const link = createLink({ ...fields, ...(requests.length > 1 ? { by: axis } : {}) });
-    this.page.setLink("complete", link.fields);
+    this.page.setLink("complete", link.fields, { push });
     await this.grid.run({ requests, secondsPerImage: Number(pace.value), input, scroll, link });
   }
 }

@@ -7,9 +7,12 @@ import {
   unknownClassMessage, usesGuidance,
 } from "./fields.js";
 import { ImageGrid } from "./image-grid.js";
-import { SamplingControls } from "./sampling-controls.js";
+import { SamplingControls, samplingFields, samplingOf } from "./sampling-controls.js";
+import { SettingsPanel } from "./settings-panel.js";
 
 const MAX_COLUMNS = 8; // of a comparison
+const MAX_COUNT = 64;
+const REDRAW_MS = 200; // after a change, so that a press of "Draw" just after it draws once
 const AXIS_NAMES = {
   temperature: "temperature", guidance: "guidance", top_p: "top-p", label: "class", model: "model",
 };
@@ -29,16 +32,47 @@ export class DrawView {
       event.preventDefault();
       this.draw({ scroll: true });
     });
-    this.form.addEventListener("change", ({ target: { name } }) => {
-      if (name === "label") this.sampling.enableGuidance(Boolean(this.label));
-      if (name === "label" || name === "by") this.draw({ scroll: true });
-    });
+    this.settings = new SettingsPanel(document.getElementById("draw-settings"),
+      document.getElementById("draw-options"));
+    this.form.addEventListener("change", ({ target: { name, value } }) => this.onChange(name, value));
     onDiceClick(this.form, () => this.draw({ scroll: true }));
+  }
+
+  /** Apply a changed control at once: every one but the pace draws again, from the same seed. */
+  onChange(name, value) {
+    clearTimeout(this.timer);
+    if (name === "pace") {
+      this.grid.setPace(Number(value));
+      return;
+    }
+    if (name === "label") this.sampling.enableGuidance(Boolean(this.label));
+    if (name === "by") this.limitCount();
+    const seed = this.form.elements.seed.value ? null : this.seed;
+    const scroll = name === "label" || name === "by";
+    if (scroll) this.draw({ seed, scroll });
+    else this.timer = setTimeout(() => this.draw({ seed, push: true }), REDRAW_MS);
+  }
+
+  /** Limit "How many" to the columns of a comparison, and restore it afterwards. */
+  limitCount() {
+    const { n, by } = this.form.elements;
+    const comparing = Boolean(by.value);
+    document.getElementById("draw-n-label").textContent = comparing ? "How many a row" : "How many";
+    n.max = comparing ? MAX_COLUMNS : MAX_COUNT;
+    if (comparing) {
+      this.countBefore ??= n.value;
+      n.value = readNumber(n, MAX_COLUMNS);
+    } else if (this.countBefore) {
+      n.value = this.countBefore;
+      this.countBefore = null;
+    }
   }
 
   /** Switch to a model and its classes. */
   setModel(model) {
     this.model = model;
+    clearTimeout(this.timer);
+    this.seed = null; // of the images that the form drew last
     this.grid.clear();
     this.sampling.setModel(model);
     const fieldset = document.getElementById("draw-classes");
@@ -60,6 +94,7 @@ export class DrawView {
     const axes = comparisonAxes(model, this.page.models);
     this.form.elements.by.replaceChildren(new Option("nothing", ""),
       ...axes.map((axis) => new Option(`by ${AXIS_NAMES[axis]}`, axis)));
+    this.limitCount();
   }
 
   /** Add a class to the choices. */
@@ -81,7 +116,10 @@ export class DrawView {
     return this.form.querySelector('[name="label"]:checked')?.value ?? "";
   }
 
-  /** Draw the images of a link; fields that it does not name have the model's defaults. */
+  /**
+   * Draw the images of a link; fields that it does not name have the model's defaults. A link to a
+   * single image, such as a kept one, leaves the form as it is.
+   */
   open(fields) {
     const seed = parseSeed(fields);
     const { n, by } = this.form.elements;
@@ -98,7 +136,10 @@ export class DrawView {
       this.grid.status.showError(invalidSeedMessage(fields.get("seed")));
       return null;
     }
-    if (fields.has("n")) n.value = fields.get("n");
+    if (seed !== null && fields.get("n") === "1" && !fields.has("by")) {
+      const image = { n: 1, ...samplingFields(this.model, samplingOf(this.model, fields), label) };
+      return this.draw({ seed, image });
+    }
     if (FORM_FIELDS.some((name) => fields.has(name))) {
       input.checked = true;
       input.parentElement.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -108,7 +149,10 @@ export class DrawView {
       if (comparisonAxes(this.model, this.page.models).includes(fields.get("by"))) {
         by.value = fields.get("by");
       }
+      this.countBefore = null;
+      this.limitCount();
     }
+    if (fields.has("n")) n.value = fields.get("n");
     return this.draw({ seed });
   }
 
@@ -116,21 +160,25 @@ export class DrawView {
    * Draw the images that the form describes.
    *
    * @param {object} options
-   * @param {number | null} options.seed of a link, instead of the form's
+   * @param {number | null} options.seed instead of the form's
    * @param {boolean} options.scroll scroll to the images
+   * @param {boolean} options.push let Back return to the drawing before
+   * @param {object | null} options.image request fields of a single image, instead of the form's
    */
-  draw({ seed = null, scroll = false } = {}) {
+  draw({ seed = null, scroll = false, push = scroll, image = null } = {}) {
     const { model, page } = this;
-    if (scroll) document.getElementById("draw-options").togglePopover(false);
-    const { n, seed: seedField, pace, by: { value: axis } } = this.form.elements;
-    const count = readNumber(n, 12);
+    clearTimeout(this.timer);
+    if (scroll) this.settings.closeSheet();
+    const { n, seed: seedField, pace, by } = this.form.elements;
+    const axis = image ? "" : by.value;
+    if (!image) n.value = readNumber(n, 12);
     const fields = {
       model: model.id,
-      n: axis ? Math.min(count, MAX_COLUMNS) : count,
+      n: Number(n.value),
       seed: seed ?? readNumber(seedField, randomSeed()),
-      ...this.sampling.fields(this.label),
+      ...(image ?? this.sampling.fields(this.label)),
     };
-    n.value = count;
+    if (!image) this.seed = fields.seed;
     if (seedField.value && seed === null) seedField.value = fields.seed;
     const ignored = IGNORED_FIELDS[axis];
     const hint = document.getElementById("draw-by-hint");
@@ -138,7 +186,7 @@ export class DrawView {
     hint.textContent = ignored?.hint ?? "";
     const linkFields = axis ? { ...fields, by: axis } : fields;
     for (const name of ignored?.fields ?? []) delete linkFields[name];
-    page.setLink("draw", linkFields);
+    page.setLink("draw", linkFields, { push });
     const requests = comparisonRows(axis, fields, model, page.models).map((row) => ({
       ...row,
       link: { view: "draw", fields: row.fields },

@@ -55,7 +55,6 @@ export function describeSurprise(expected, actual, bits) {
   }
   const actualName = colourName(actual);
   if (actualName !== name) return `Expected ${name}, got ${actualName}: ${formatBits(bits)}.`;
-  return expected.length === 1
-    ? `Expected ${name} ${expected[0]}, got ${name} ${actual[0]}: ${formatBits(bits)}.`
-    : `Expected ${name}, got another ${name}: ${formatBits(bits)}.`;
+  const exact = expected.length === 1 ? ` (${actual[0]}, not ${expected[0]})` : "";
+  return `Almost as expected, another shade of ${name}${exact}: ${formatBits(bits)}.`;
 }

@@ -113,23 +113,24 @@ function encodeFrame(picture, pixels, scale, delay) {
 }
 
 /**
- * Encode the drawing of a picture.
+ * Encode the drawing of a picture, or of a montage.
  *
  * @param {import("./pixels.js").Picture} picture
  * @param {number} seconds duration, without the extra time of the last frame
  */
 export function encodeGif(picture, seconds) {
-  const { shape } = picture;
-  const scale = exportScale(shape);
+  const { shape, order } = picture;
+  const scale = exportScale(shape, Boolean(order));
   const known = picture.known ?? new Uint8Array(pixelCount(shape));
-  const ends = frameEnds(picture);
+  const ends = frameEnds(picture.tile ?? picture);
   const all = Array.from(known.keys());
   const frames = splitByColours(picture, all.filter((p) => known[p]))
     .map((pixels) => [pixels, MIN_DELAY]);
   const delay = (100 * seconds) / ends.length;
   for (const [k, end] of ends.entries()) {
     if (!k) continue;
-    const groups = splitByColours(picture, all.slice(ends[k - 1], end).filter((p) => !known[p]));
+    const isNew = (p) => !known[p] && (order?.[p] ?? p) >= ends[k - 1] && (order?.[p] ?? p) < end;
+    const groups = splitByColours(picture, all.filter(isNew));
     const each = Math.max(MIN_DELAY, Math.round(delay / groups.length));
     frames.push(...groups.map((pixels) => [pixels, each]));
   }

@@ -12,9 +12,9 @@ const HEATMAPS = "Heat maps";
 const bitsPerDim = ({ result }) => result.bits_per_dim ?? Infinity;
 const csvQuote = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
 
-/** The toolbar above a grid. */
+/** The toolbar below a grid. */
 export class GridToolbar {
-  /** @param {HTMLElement} list of the tiles @param {(text: string) => void} onError */
+  /** @param {HTMLElement} list of the tiles @param {(text: string | null) => void} onError */
   constructor(list, onError) {
     this.list = list;
     const bar = document.createElement("div");
@@ -24,19 +24,25 @@ export class GridToolbar {
       button.type = "button";
       button.dataset.action = name;
       button.textContent = title;
-      button.addEventListener("click", () => Promise.resolve(act(button)).catch((error) =>
-        onError(describeError(error))));
+      button.addEventListener("click", () => {
+        onError(null); // clears an earlier failure
+        Promise.resolve(act(button)).catch((error) => onError(describeError(error)));
+      });
       bar.append(button);
       return button;
     };
+    this.details = createButton("details", "Details", (button) =>
+      list.classList.toggle("detailed", toggle(button)));
+    this.details.title = "The seed of each picture, and how much it surprised the model";
+    this.details.ariaPressed = "false";
     this.toggles = [
-      createButton("sort", "Sort by bits/dim", (button) => this.sort(toggle(button))),
+      createButton("sort", "Likeliest first", (button) => this.sort(toggle(button))),
       createButton("heat", HEATMAPS, (button) => this.showHeatmaps(toggle(button))),
     ];
     this.toggles[0].title = "Bits/dim: how much the picture surprised the model (see Learn). Lower is likelier";
     this.toggles[1].title = "The cost of each pixel: bright pixels were surprises";
     createButton("zip", "Save all", async () => downloadBlob(await this.createArchive(), "scanline.zip"));
-    list.before(bar);
+    list.after(bar); // below, so that the pictures do not move when it appears
     this.bar = bar;
     this.setTiles(null);
   }

@@ -9,7 +9,7 @@ import { checkShape } from "./pixels.js";
 import { ShareBar } from "./share.js";
 import { StatusPanel } from "./status.js";
 import { followGeneration } from "./stream.js";
-import { Tile, createHeading, createInputTile } from "./tile.js";
+import { Tile, createHeading, createInputTile, paceToRate } from "./tile.js";
 
 const MAX_REQUESTS = 3; // at once; a browser opens at most six connections to a server
 const roughFormat = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
@@ -26,9 +26,14 @@ export class ImageGrid {
     this.status = new StatusPanel(view.querySelector("[data-status-panel]"));
     this.cancelButton = form.querySelector("[data-cancel]");
     this.viewer = viewer;
-    this.toolbar = new GridToolbar(this.list, (text) => this.status.showError(text));
-    this.share = new ShareBar(view.querySelector("[data-share]"));
+    this.toolbar = new GridToolbar(this.list, (text) => {
+      if (text) this.status.showError(text);
+      else this.status.clearError();
+    });
     this.tiles = [];
+    this.share = new ShareBar(view.querySelector("[data-share]"), () => this.tiles
+      .filter(({ result }) => result).map(({ player, request }) => ({ ...player.picture, id: request.model.id }))
+      .filter(({ id }, _, [first]) => id === first.id)); // a comparison may have several models
     this.cancelButton.addEventListener("click", () => this.cancelOrShowAll());
   }
 
@@ -201,6 +206,11 @@ export class ImageGrid {
     const [{ player: { canvas }, request: { fields } }] = tiles;
     this.toolbar.setTiles(tiles);
     this.viewer.gallery.add(toHash(link.view, link.fields), canvas, imageTitle(fields));
+  }
+
+  /** Set the duration of the running animation. */
+  setPace(secondsPerImage) {
+    for (const { player } of this.tiles) player.rate = paceToRate(player.picture.shape, secondsPerImage);
   }
 
   /** Show everything received so far, and mark the unfinished tiles. */

@@ -197,7 +197,7 @@ export class InsideView {
     this.clear(source);
     this.title = "Being drawn";
     this.drawing = true;
-    this.updateLink();
+    this.updateLink(true);
     this.updateSpeed();
     if (reducedMotion.matches) this.player.rate = Infinity;
     const { abort } = this;
@@ -268,8 +268,9 @@ export class InsideView {
     return { model: this.model.id, ...this.source, ...at };
   }
 
-  updateLink() {
-    this.page.setLink("inside", this.linkFields);
+  /** Write the link to the address; `push` lets Back return to the picture before. */
+  updateLink(push = false) {
+    this.page.setLink("inside", this.linkFields, { push });
   }
 
   /** Fetch the bits of every pixel, and show them. */
@@ -331,4 +332,4 @@ export class InsideView {
   }
 }
 
-const sourceTitle = ({ seed, label }) => `Seed ${seed}${label ? `, drawn as ${label}` : ""}`;
+const sourceTitle = ({ seed, label }) => `Seed ${seed}${label ? `, asked for: ${label}` : ""}`;

@@ -1,5 +1,6 @@
 /** Pictures as arrays of values: decoding, encoding and conversion to canvases. */
 
+import { decodeBitmap } from "./decode.js";
 import { END_CHUNK, SIGNATURE, chunk, deflate, headerChunk } from "./png.js";
 
 /**
@@ -92,9 +93,7 @@ export async function toPng(picture, visible = () => true, scale = 1) {
  * @param {() => Shape} getShape is called after decoding, when another model may be selected
  */
 export async function decodeFile(file, getShape) {
-  const bitmap = await createImageBitmap(file).catch(() => {
-    throw new Error("This browser cannot read that file as a picture.");
-  });
+  const bitmap = await decodeBitmap(file);
   const shape = getShape();
   const canvas = new OffscreenCanvas(shape.width, shape.height);
   const context = canvas.getContext("2d", { willReadFrequently: true });

@@ -3,7 +3,7 @@
 import { describeError, isUnavailable, post, scoreImages } from "./api.js";
 import { invalidSeedMessage, parseSeed, randomSeed } from "./fields.js";
 import { formatPercent } from "./format.js";
-import { blankPicture, checkShape, pixelCount, toPng } from "./pixels.js";
+import { blankPicture, checkShape, pixelCount, toCanvas, toPng } from "./pixels.js";
 import { Player, reducedMotion } from "./player.js";
 import { shareLink } from "./share.js";
 import { followGeneration } from "./stream.js";
@@ -57,8 +57,9 @@ export class PlayView {
     this.abort = new AbortController();
     const { signal } = this.abort;
     Object.assign(this, { seed, rounds: [], at: -1, playerScore: 0, modelScore: 0 });
-    this.page.setLink("play", { model: model.id, seed });
+    this.page.setLink("play", { model: model.id, seed }, { push: true });
     this.setButtons({});
+    for (const id of ["play-squares", "play-recap"]) byId(id).hidden = true;
     this.setStatus("");
     if (!model.classes.length) {
       this.setStatus("This model draws without classes, so there is nothing to guess. Choose another model.");
@@ -177,6 +178,7 @@ export class PlayView {
           return this.fetchModelGuess(round, abort.signal); // try again, with status messages now
         });
       if (abort.signal.aborted) return;
+      Object.assign(round, { guess: label, modelLabel, probability });
       if (modelLabel === round.label) this.modelScore += 1;
       this.setStatus(`${answer} From the same half, the model says ${modelLabel} `
         + `(${formatPercent(probability)} sure).`);
@@ -185,12 +187,33 @@ export class PlayView {
       return;
     }
     const over = at === ROUNDS - 1;
+    if (over) this.showRecap();
     this.setButtons({ next: !over, over, share: over });
     byId("play-score").textContent =
       `You ${this.playerScore}, the model ${this.modelScore}, of ${at + 1}.`;
     if (this.unfocused) {
       byId(over ? "play-share" : "play-next").focus();
     }
+  }
+
+  /** The result as five squares, green where the visitor was right. */
+  get squares() {
+    return this.rounds.map(({ guess, label }) => (guess === label ? "🟩" : "🟥")).join("");
+  }
+
+  /** Show all pictures with both answers. */
+  showRecap() {
+    byId("play-squares").textContent = this.squares;
+    byId("play-recap").replaceChildren(...this.rounds.map((round) => {
+      const item = document.createElement("li");
+      const text = document.createElement("span");
+      text.textContent = `Asked for: ${round.label}. You: ${round.guess} ${round.guess === round.label ? "✓" : "✗"}. `
+        + `The model: ${round.modelLabel} ${round.modelLabel === round.label ? "✓" : "✗"}, `
+        + `${formatPercent(round.probability)} sure.`;
+      item.append(toCanvas(round.picture), text);
+      return item;
+    }));
+    for (const id of ["play-squares", "play-recap"]) byId(id).hidden = false;
   }
 
   /** Show or enable the buttons of the current state; keep the focus among them. */
@@ -212,9 +235,9 @@ export class PlayView {
 
   /** Share the score, with a link to the same five pictures. */
   async share() {
-    const text = `From the upper half, I guessed ${this.playerScore} of ${ROUNDS} pictures; the model `
+    const text = `${this.squares} From the upper half, I guessed ${this.playerScore} of ${ROUNDS} pictures; the model `
       + `that drew them guessed ${this.modelScore}. Your turn:`;
     const link = { view: "play", fields: { model: this.model.id, seed: this.seed } };
-    if (await shareLink(link, text)) this.setStatus("Score copied, with a link to the same pictures.");
+    if (await shareLink(link, text)) this.setStatus("Result copied, with a link to the same pictures.");
   }
 }

@@ -1,7 +1,7 @@
 /** The model's prediction at one pixel: charts, a one-sentence summary, and the pixels around it. */
 
 import { postJson, withRetries } from "./api.js";
-import { Chart, darkScheme } from "./chart.js";
+import { Chart, connectScale, darkScheme } from "./chart.js";
 import {
   argmax, channelNames, colourName, describeSurprise, formatBits, formatPercent, toBits,
 } from "./format.js";
@@ -34,12 +34,7 @@ export class Prediction {
     this.summaryLine = document.getElementById("verdict");
     this.magnifier = new PixelCanvas(document.getElementById("magnifier"));
     darkScheme.addEventListener("change", () => this.draw());
-    for (const input of document.querySelectorAll("#chart-scale input")) {
-      input.addEventListener("change", () => {
-        for (const chart of this.charts) chart.linear = input.value === "linear";
-        this.draw();
-      });
-    }
+    this.scale = connectScale(document.getElementById("chart-scale"), "scale", "log", () => this.draw());
   }
 
   /** Switch to a model, with one chart per channel. */
@@ -47,15 +42,12 @@ export class Prediction {
     this.model = model;
     this.answer = this.pendingQuery = null;
     this.names = channelNames(model);
-    const linear = document.querySelector("#chart-scale input[value=linear]").checked;
     this.charts = this.names.map((name, c) => {
       const canvas = document.createElement("canvas");
       canvas.setAttribute("role", "img");
       canvas.ariaLabel = `${name}: probability of each of 256 values`;
       const channel = model.channels === 3 ? c : null;
-      const chart = new Chart(canvas, channel, (value) => this.host.onPick(c, value));
-      chart.linear = linear;
-      return chart;
+      return new Chart(canvas, channel, (value) => this.host.onPick(c, value));
     });
     const container = document.getElementById("charts");
     container.replaceChildren(...this.charts.map(({ canvas }) => canvas));
@@ -159,6 +151,7 @@ export class Prediction {
       chart.canvas.hidden = !distributions[c];
       if (!distributions[c]) return;
       const shown = applySampling(distributions[c], unconditional?.[c], this.host.getSampling());
+      chart.linear = this.scale.linear;
       chart.show(shown, actual?.[c] ?? null, chosen[c] ?? null);
     });
   }

@@ -16,6 +16,29 @@ const SLIDERS = {
     hint: "Keeps the most likely values that together have this share; 1 keeps all.",
   },
 };
+/** Return the sampling values of a link; the model's defaults for values that it does not name. */
+export function samplingOf(model, link) {
+  const defaults = { temperature: 1, guidance: model.guidance, top_p: model.top_p };
+  return Object.fromEntries(Object.entries(defaults).map(([name, fallback]) => {
+    const value = Number(link.get(name) ?? NaN);
+    return [name, Number.isFinite(value) ? value : fallback];
+  }));
+}
+
+/**
+ * Return the request fields of sampling values for a label, or for none. The model's defaults are
+ * included unless they are 1, so that a link draws the same after the checkpoint is replaced.
+ */
+export function samplingFields(model, { temperature, guidance, top_p: topP }, label) {
+  const omitted = (value, fallback) => value === 1 && fallback === 1;
+  return {
+    temperature,
+    ...(label ? { label } : {}),
+    ...(label && !omitted(guidance, model.guidance) ? { guidance } : {}),
+    ...(omitted(topP, model.top_p) ? {} : { top_p: topP }),
+  };
+}
+
 const NEEDS_CLASS = "Choose a class to use guidance.";
 const formatValue = (value) => String(Number(value.toFixed(3)));
 
@@ -64,11 +87,7 @@ export class SamplingControls {
 
   /** Set the values of a link; the model's defaults for values that it does not name. */
   setFromLink(fields) {
-    const defaults = { temperature: 1, guidance: this.model.guidance, top_p: this.model.top_p };
-    for (const [name, fallback] of Object.entries(defaults)) {
-      const value = Number(fields.get(name) ?? NaN);
-      this.set(name, Number.isFinite(value) ? value : fallback);
-    }
+    for (const [name, value] of Object.entries(samplingOf(this.model, fields))) this.set(name, value);
   }
 
   /** Enable guidance if a class is chosen. */
@@ -79,18 +98,8 @@ export class SamplingControls {
       enabled ? SLIDERS.guidance.hint : NEEDS_CLASS;
   }
 
-  /**
-   * Return the request fields for a label, or for none. The model's defaults are included unless
-   * they are 1, so that a link draws the same after the checkpoint is replaced.
-   */
+  /** Return the request fields for a label, or for none. */
   fields(label) {
-    const { temperature, guidance, top_p: topP } = this.values;
-    const omitted = (value, fallback) => value === 1 && fallback === 1;
-    return {
-      temperature,
-      ...(label ? { label } : {}),
-      ...(label && !omitted(guidance, this.model.guidance) ? { guidance } : {}),
-      ...(omitted(topP, this.model.top_p) ? {} : { top_p: topP }),
-    };
+    return samplingFields(this.model, this.values, label);
   }
 }

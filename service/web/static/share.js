@@ -1,18 +1,19 @@
-/** Sharing of a drawing: its link, and the same request for curl and for Python. */
+/** Sharing of a drawing: its link, its picture and animation, and its request as a program. */
 
 import { toHash } from "./address.js";
-import { apiKey } from "./api.js";
+import { apiKey, describeError, throwLoadError } from "./api.js";
+import { downloadBlob, toPng } from "./pixels.js";
+import { embedLink } from "./png.js";
 
 const KEY_VARIABLE = "SCANLINE_API_KEY"; // the key itself is never copied
 
 /**
- * Return the absolute address of a link. Fields of the view "draw" are in the query instead of the
- * hash, so that the server can show a preview image where the link is posted. The page converts
- * such an address on load.
+ * Return the absolute address of a link. Its fields are in the query instead of the hash, so that the
+ * server can show a preview where the link is posted. The page converts such an address on load.
  */
 function toUrl({ view, fields }) {
-  const hash = toHash(view, fields);
-  return new URL(view === "draw" ? hash.replace("#draw", "") : hash, document.baseURI.split("#")[0]).href;
+  const query = new URLSearchParams({ ...(view === "draw" ? {} : { view }), ...fields });
+  return `${document.baseURI.split(/[?#]/)[0]}?${query}`;
 }
 
 /** Quote a word for a POSIX shell. */
@@ -102,26 +103,75 @@ export async function shareLink(link, text) {
 /** Return true on phones, whose share dialog visitors expect. */
 const hasShareDialog = () => Boolean(navigator.share) && matchMedia("(pointer: coarse)").matches;
 
-/** Buttons that share a drawing. */
+const GIF_SECONDS = 3;
+const PNG_SIZE = 560; // a saved picture is enlarged to at most this width
+let menus = 0; // for unique ids
+
+/** The button "Share", whose menu offers the link, the animation, the picture, and programs. */
 export class ShareBar {
-  /** @param {HTMLElement} placeholder is replaced by the buttons */
-  constructor(placeholder) {
+  /**
+   * @param {HTMLElement} placeholder is replaced by the button
+   * @param {() => import("./pixels.js").Picture[]} getPictures returns the finished pictures
+   */
+  constructor(placeholder, getPictures = () => []) {
     const bar = document.getElementById("share-bar").content.cloneNode(true).firstElementChild;
     placeholder.replaceWith(bar);
     this.bar = bar;
+    this.getPictures = getPictures;
     this.status = bar.querySelector("[role=status]");
+    this.menu = bar.querySelector("[popover]");
+    this.menu.id = `share-menu-${menus}`;
+    menus += 1;
+    bar.querySelector("[data-share-open]").setAttribute("popovertarget", this.menu.id);
     const actions = {
       link: [shareLink, "Link copied."],
+      gif: [async () => this.saveGif(), "Animation saved."],
+      png: [async (link) => this.savePng(link), "Picture saved. Drop it on this page to draw it again."],
       curl: [async (link) => copyText(toCurl(link)), "Command copied."],
       python: [async (link) => copyText(toPython(link)), "Program copied."],
     };
     for (const [name, [act, message]] of Object.entries(actions)) {
-      bar.querySelector(`[data-copy=${name}]`).addEventListener("click", async () => {
-        this.setStatus((await act(this.link)) ? message : "");
+      this.button(name).addEventListener("click", async () => {
+        this.menu.hidePopover();
+        this.setStatus(name === "gif" ? "Making the animation …" : "");
+        const done = await act(this.link).catch((error) => { this.setStatus(describeError(error)); });
+        if (done !== undefined) this.setStatus(done ? message : "");
       });
     }
-    if (hasShareDialog()) bar.querySelector("[data-copy=link]").textContent = "Share …";
+    if (hasShareDialog()) this.button("link").textContent = "Share the link …";
     this.setLink(null);
+  }
+
+  button(name) {
+    return this.bar.querySelector(`[data-copy=${name}]`);
+  }
+
+  /** Return the finished pictures as one. */
+  async montage() {
+    const pictures = this.getPictures();
+    if (!pictures.length) throw new Error("Wait until a picture is finished.");
+    const { montage } = await import("./montage.js").catch(throwLoadError);
+    return montage(pictures);
+  }
+
+  async saveGif() {
+    const picture = await this.montage();
+    const { encodeGif } = await import("./gif.js").catch(throwLoadError);
+    downloadBlob(encodeGif(picture, GIF_SECONDS), `${this.fileName}.gif`);
+    return true;
+  }
+
+  async savePng({ view, fields }) {
+    const picture = await this.montage();
+    const scale = Math.max(1, Math.floor(PNG_SIZE / picture.shape.width));
+    const png = await toPng(picture, undefined, scale);
+    downloadBlob(await embedLink(png, toHash(view, fields)), `${this.fileName}.png`);
+    return true;
+  }
+
+  get fileName() {
+    const { model, seed } = this.link.fields;
+    return `scanline-${model}-${seed}`;
   }
 
   /**
@@ -132,9 +182,7 @@ export class ShareBar {
    */
   setLink(link, singleRequest = true) {
     this.link = link;
-    for (const name of ["curl", "python"]) {
-      this.bar.querySelector(`[data-copy=${name}]`).hidden = !singleRequest;
-    }
+    for (const name of ["curl", "python"]) this.button(name).hidden = !singleRequest;
     this.setStatus("");
     this.bar.hidden = link === null;
   }

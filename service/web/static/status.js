@@ -48,9 +48,10 @@ export class StatusPanel {
     if (progress !== null) this.bar.style.setProperty("--done", String(progress));
   }
 
-  /** Scroll the panel to the top if it is in the lower half of the window, or below it. */
+  /** Scroll the panel to the top unless it is in the upper half of the window. */
   scrollIntoView() {
-    if (this.element.getBoundingClientRect().top < innerHeight / 2) return;
+    const { top } = this.element.getBoundingClientRect();
+    if (top >= 0 && top < innerHeight / 2) return;
     const behavior = reducedMotion.matches ? "auto" : "smooth";
     this.element.scrollIntoView({ behavior, block: "start" });
   }

@@ -3,6 +3,10 @@
 import { pixelCount } from "./pixels.js";
 import { Player, reducedMotion } from "./player.js";
 
+/** Return the pixels per second of an animation; 0 seconds is full speed. */
+export const paceToRate = (shape, secondsPerImage) => (secondsPerImage && !reducedMotion.matches
+  ? pixelCount(shape) / secondsPerImage : Infinity);
+
 /** An image that is being drawn, or is finished. */
 export class Tile {
   /**
@@ -22,8 +26,7 @@ export class Tile {
     this.element.append(this.button, this.caption);
     this.caption.textContent = "waiting";
     this.player = new Player(canvas, () => this.onMove());
-    this.player.rate = secondsPerImage && !reducedMotion.matches
-      ? pixelCount(request.model) / secondsPerImage : Infinity;
+    this.player.rate = paceToRate(request.model, secondsPerImage);
     this.player.reset(request.model, input);
     this.button.addEventListener("click", () => this.result && handlers.onOpen(this));
     this.updateLabel();
@@ -75,20 +78,13 @@ export class Tile {
   showResult() {
     const { seed, label, bits_per_dim: bits, effective_particles: effective } = this.result;
     const { title, fields } = this.request;
-    const lines = [...(label && label !== title ? [label] : []), `seed ${seed}`];
-    if (bits !== null) lines.push(`${bits.toFixed(2)} bits/dim`);
-    if (effective) lines.push(`${Math.round(effective)} of ${fields.particles} tries counted`);
-    this.caption.replaceChildren(...lines.flatMap((line, k) =>
-      (k ? [document.createElement("br"), line] : [line])));
-    if (title) this.caption.append(this.createRowTitle());
-  }
-
-  /** Create the title of the row, shown while the grid is sorted and has no rows. */
-  createRowTitle() {
-    const line = document.createElement("span");
-    line.className = "row-title";
-    line.append(document.createElement("br"), this.request.title);
-    return line;
+    const details = [`seed ${seed}`];
+    if (bits !== null) details.push(`${bits.toFixed(2)} bits/dim`);
+    if (effective) details.push(`${Math.round(effective)} of ${fields.particles} tries counted`);
+    const asked = label && label !== title ? `asked for: ${label}` : "";
+    this.caption.replaceChildren(createLine("asked", asked),
+      ...details.map((line) => createLine("detail", line)));
+    if (title) this.caption.append(createLine("row-title", title));
   }
 
   updateLabel() {
@@ -96,6 +92,17 @@ export class Tile {
     const label = [`Image ${this.index + 1}`, this.request.title, state].filter(Boolean).join(", ");
     if (this.button.ariaLabel !== label) this.button.ariaLabel = label;
   }
+}
+
+/**
+ * Create a line of a caption. The style sheet shows lines of the class "detail" on request, and the
+ * row's title while the grid is sorted and has no rows.
+ */
+function createLine(className, text) {
+  const line = document.createElement("span");
+  line.className = className;
+  line.textContent = text;
+  return line;
 }
 
 /** Create the tile that shows the input of completions. */

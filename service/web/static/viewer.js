@@ -22,7 +22,7 @@ export class Viewer {
     this.dialog = document.getElementById("viewer");
     this.player = new Player(document.getElementById("viewer-canvas"));
     this.gallery = new Gallery(document.getElementById("gallery"));
-    this.share = new ShareBar(this.dialog.querySelector("[data-share]"));
+    this.share = new ShareBar(this.dialog.querySelector("[data-share]"), () => [this.picture]);
     this.speed = document.getElementById("viewer-speed");
     const onClick = (id, act) => document.getElementById(id).addEventListener("click", act);
     this.speed.addEventListener("input", () => this.updateSpeed());
@@ -30,6 +30,7 @@ export class Viewer {
     // The image is read before encoding, because the viewer may show another one afterwards.
     const addSaveButton = (id, suffix, encode) => onClick(id, () => {
       const { picture, seconds, hash, fileName } = this;
+      this.share.setStatus(""); // of an earlier failure
       encode(picture, seconds, hash).then((blob) => downloadBlob(blob, `${fileName}${suffix}`))
         .catch((error) => this.share.setStatus(describeError(error)));
     });

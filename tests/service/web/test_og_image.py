@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import io
 import re
@@ -64,12 +65,50 @@ def test_a_repeated_preview_is_not_drawn_again() -> None:
         assert here.get("/card.png?seed=6&n=9").headers["etag"] != tag
 
 
-def test_a_link_without_a_valid_seed_has_no_preview(client: httpx.Client) -> None:
-    assert preview_of(client, "") is None
-    assert preview_of(client, "n=3") is None
+def test_link_without_a_valid_seed_has_the_landing_preview(
+    client: httpx.Client,
+) -> None:
+    landing = preview_of(client, "")
+    assert landing is not None
+    assert client.get(landing).raise_for_status().headers["content-type"] == "image/png"
+    assert preview_of(client, "n=3") == landing
     for seed in (2**53, "-1", "x", "9" * 5000, "٣"):  # the page cannot represent them
-        assert preview_of(client, f"seed={seed}") is None
-    assert preview_of(client, f"seed={2**53 - 1}") is not None
+        assert preview_of(client, f"seed={seed}") == landing
+    assert preview_of(client, f"seed={2**53 - 1}") != landing
+
+
+def shown(reply: httpx.Response) -> np.ndarray:
+    """Return the first image of a card of four, at the model's size."""
+    scale = 600 // (GREY.width * 2)
+    with Image.open(io.BytesIO(reply.raise_for_status().content)) as card:
+        return np.asarray(card.convert("L"))[::scale, ::scale][: GREY.height, : GREY.width]
+
+
+def test_preview_of_a_game_shows_upper_halves(client: httpx.Client) -> None:
+    address = preview_of(client, "view=play&seed=5")
+    assert address is not None
+    first = shown(client.get(address))
+    body = {"n": 4, "seed": 5, "label": "random", "output": "values"}
+    values = client.post("/v1/samples", json=body).json()["images"][0]["values"]
+    half = GREY.height // 2
+    assert first[:half].ravel().tolist() == values[: half * GREY.width]
+    assert (first[half:] == 48).all()
+    assert "Guess it from the upper half" in client.get("/?view=play&seed=5").text
+
+
+def test_preview_of_completions_keeps_known_pixels(client: httpx.Client) -> None:
+    picture = np.zeros((GREY.height, GREY.width, 2), np.uint8)
+    picture[:2] = (77, 255)
+    buffer = io.BytesIO()
+    Image.fromarray(picture, "LA").save(buffer, "PNG")
+    text = base64.urlsafe_b64encode(buffer.getvalue()).decode().rstrip("=")
+    address = preview_of(client, f"view=complete&seed=5&n=8&image={text}")
+    assert address is not None
+    first = shown(client.get(address))
+    assert (first[:2] == 77).all()
+    assert len(np.unique(first[2:])) > 1
+    for damaged in ("%25", "AAAA", text[:40]):
+        check_error(client.get(f"/card.png?view=complete&seed=5&image={damaged}"), 400)
 
 
 def test_links_are_escaped_in_html(client: httpx.Client) -> None:

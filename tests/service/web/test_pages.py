@@ -41,7 +41,7 @@ def test_the_docs_allow_their_own_scripts_only(client: httpx.Client) -> None:
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
     sources = re.findall(r'(?:src|href)="([^"]+)"', reply.text)
-    assert len(sources) == 3
+    assert len(sources) == 5
     for source in sources:
         assert client.get(source).status_code == 200, source
 
@@ -78,3 +78,10 @@ def test_there_are_no_redirects_to_the_host_header(client: httpx.Client) -> None
     reply = client.get("/v1/models/", headers=headers)
     check_error(reply, 404)
     assert "evil" not in str(reply.headers)
+
+
+def test_docs_lead_back_and_have_dark_colours(client: httpx.Client) -> None:
+    text = client.get("/docs").text
+    assert '<a href="/">Back to Scanline</a>' in text
+    (style,) = re.findall('href="(/static/docs.css)"', text)
+    assert "prefers-color-scheme: dark" in client.get(style).text

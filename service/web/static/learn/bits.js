@@ -35,8 +35,9 @@ export class BitsScene {
     setMeter(this.compressed, bits, "Only what this model cannot guess");
     this.onStatus(`${integerFormat.format(bits)} bits instead of `
       + `${integerFormat.format(uncompressed)}: compressed ${(uncompressed / bits).toFixed(1)} times.`);
-    this.testSetHint.textContent = model.bits_per_dim === null ? "" : "The model finds its own pictures "
-      + `easy. For pictures it has not seen in training, it needs ${model.bits_per_dim.toFixed(2)} bits `
-      + "per value (bits/dim), where writing them down takes 8.";
+    this.testSetHint.textContent = model.bits_per_dim === null ? "" : "Pictures differ: a busy one costs "
+      + "more than a plain one. For pictures that it has not seen in training, the model needs "
+      + `${model.bits_per_dim.toFixed(2)} bits per value on average (bits/dim), where writing them down `
+      + "takes 8.";
   }
 }

@@ -9,7 +9,7 @@ import { followGeneration } from "../stream.js";
 
 const SECONDS_PER_IMAGE = 8;
 
-/** Draws an image and counts what linear and softmax attention read for it. */
+/** Draws an image and shows what linear and softmax attention read for each pixel. */
 export class MemoryScene {
   constructor(element, onStatus, onError) {
     this.onStatus = onStatus;
@@ -43,18 +43,16 @@ export class MemoryScene {
       );
       await player.paused();
       if (signal.aborted) return;
-      const pixels = pixelCount(model);
-      const linear = `read its state ${integerFormat.format(pixels)} times`;
-      const softmax = `looked back ${integerFormat.format((pixels * (pixels - 1)) / 2)} times`;
+      const count = integerFormat.format(pixelCount(model) - 1);
       this.onStatus(model.attention === "softmax"
-        ? `This model ${softmax}; a linear one would have ${linear}.`
-        : `This model ${linear}; an ordinary one would have ${softmax}.`);
+        ? `For its last pixel, this model looked at ${count} pixels; a linear one would have read one state.`
+        : `For its last pixel, this model read one state; an ordinary one would have looked at ${count} pixels.`);
     } finally {
       enable(this.button);
     }
   }
 
-  /** Show the memory that the next pixel needs, and the reads for all pixels so far. */
+  /** Show what the next pixel costs: one state, or every pixel so far. */
   showCounts(position) {
     if (!this.model) return;
     const total = pixelCount(this.model);
@@ -62,8 +60,9 @@ export class MemoryScene {
       meter.style.setProperty("--done", String(share));
       meter.querySelector("span").textContent = text;
     };
-    setMeter(this.linearMeter, 1 / total, `1 state; read ${integerFormat.format(position)} times so far`);
-    setMeter(this.softmaxMeter, position / total, `${integerFormat.format(position)} pixels kept; `
-      + `${integerFormat.format((position * Math.max(0, position - 1)) / 2)} looked back at so far`);
+    const next = Math.min(position, total - 1);
+    setMeter(this.linearMeter, 1 / total, "Next pixel: reads one state, always of the same size");
+    setMeter(this.softmaxMeter, next / total,
+      `Next pixel: looks at ${integerFormat.format(next)} kept pixels, and at one more each time`);
   }
 }

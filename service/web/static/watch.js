@@ -1,0 +1,59 @@
+/** The view "Watch": one picture being drawn, with the dice that choose each pixel. */
+
+import { describeError, isUnavailable } from "./api.js";
+import { DiceStage } from "./dice-stage.js";
+import { invalidSeedMessage, parseSeed } from "./fields.js";
+import { ShareBar } from "./share.js";
+import { StatusPanel } from "./status.js";
+
+/** Shows the dice stage, and the link to its picture. */
+export class WatchView {
+  /** @param {object} page the `Page` of app.js */
+  constructor(page) {
+    this.page = page;
+    const view = document.getElementById("watch");
+    this.status = new StatusPanel(view.querySelector("[data-status-panel]"));
+    this.share = new ShareBar(view.querySelector("[data-share]"), () => this.stage.pictures());
+    this.stage = new DiceStage(document.getElementById("watch-stage"), {
+      onStatus: (text) => { this.status.clearError(); this.status.show(text); },
+      onError: (error) => this.fail(error),
+      onPicture: (source) => this.onPicture(source),
+    });
+  }
+
+  setModel(model) {
+    this.model = model;
+    this.failed = false;
+    this.status.clear();
+    this.share.setLink(null);
+    this.stage.setModel(model);
+  }
+
+  /** Draw the picture of a link, or a new one. */
+  open(fields) {
+    if (fields.has("seed") && parseSeed(fields) === null) {
+      this.status.showError(invalidSeedMessage(fields.get("seed")));
+      return null;
+    }
+    const named = ["seed", "label", "temperature", "guidance", "top_p"].some((name) => fields.has(name));
+    return this.stage.begin({ link: named ? fields : null });
+  }
+
+  /** Begin again after a failure. */
+  onShow() {
+    if (this.failed) this.stage.begin();
+  }
+
+  /** Share the link of a picture; one that the visitor has changed midway has none. */
+  onPicture(source) {
+    this.failed = false;
+    const fields = { model: this.model.id, ...source };
+    if (source) this.page.setLink("watch", fields, { push: true });
+    this.share.setLink(source && { view: "watch", fields }, false);
+  }
+
+  fail(error) {
+    this.failed = isUnavailable(error);
+    this.status.showError(describeError(error));
+  }
+}

@@ -1,0 +1,177 @@
+"""Tests of the view "Watch": the picture, the bars, the dice and the sliders."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.page.helpers import (
+    PHONE,
+    Open,
+    box,
+    canvas_pngs,
+    expect,
+    pick_model,
+    pixels,
+    set_slider,
+    url_hash,
+    wait_until_drawn,
+)
+from tests.service.fixtures import COLOUR, GREY
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from scanline.model.config import ModelConfig
+
+MODELS = {"grey": GREY, "colour": COLOUR}
+PICTURE, BARS = "[data-dice-picture]", "[data-dice-charts] canvas"
+
+
+def open_stage(visit: Open, fragment: str = "#watch?seed=5") -> Page:
+    """Open the view, which waits before an uncertain pixel because motion is reduced."""
+    page: Page = visit(fragment)
+    expect(page.locator("[data-dice-roll]")).to_be_enabled()
+    expect(page.locator("[data-dice-verdict]")).to_contain_text("Next:")
+    return page
+
+
+def position(page: Page) -> int:
+    text = page.locator("[data-dice-count]").first.text_content()
+    found = re.match(r"\d+", text or "")
+    assert found is not None, text
+    return int(found[0])
+
+
+def painted(page: Page, config: ModelConfig) -> list[list[int]]:
+    """Return the colours of all painted pixels."""
+    shown = np.array(pixels(page, PICTURE)[0]).reshape(-1, 4)
+    colours: list[list[int]] = shown[: position(page), : config.channels].tolist()
+    return colours
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_dice_choose_the_pixels_of_the_seed(visit: Open, name: str) -> None:
+    config = MODELS[name]
+    page = open_stage(visit, f"#watch?model={name}&seed=5")
+    base = page.url.split("#")[0]
+    body = {"model": name, "seed": 5, "output": "values"}
+    sample = httpx.post(f"{base}v1/samples", json=body, timeout=60).json()["images"][0]["values"]
+    expected = np.array(sample).reshape(-1, config.channels).tolist()
+    start = position(page)
+    page.click("[data-dice-roll]")
+    expect(page.locator("[data-dice-count]")).to_contain_text(f"{start + 1} of {config.pixels}")
+    assert painted(page, config) == expected[: start + 1]
+    expect(page.locator("[data-dice-verdict]")).to_contain_text("Next:")
+    page.click("[data-dice-back]")
+    expect(page.locator("[data-dice-count]")).to_contain_text(f"{start} of {config.pixels}")
+    page.click("[data-dice-finish]")
+    expect(page.locator("#watch [data-status-panel]")).to_contain_text(
+        f"{config.pixels} pixels, each a roll"
+    )
+    assert painted(page, config) == expected
+    expect(page.locator("[data-dice-verdict]")).to_contain_text("The last pixel is")
+    expect(page.locator("[data-dice-roll]")).to_be_disabled()
+
+
+def test_roll_says_what_the_dice_chose(visit: Open) -> None:
+    page = open_stage(visit)
+    page.click("[data-dice-roll]")
+    expect(page.locator("[data-dice-verdict]")).to_have_text(
+        re.compile(r"The dice say \d+, .*: a chance of .* %\.")
+    )
+
+
+def test_sliders_reshape_the_bars_and_redraw_the_rest(visit: Open) -> None:
+    page = open_stage(visit)
+    start, before = position(page), painted(page, GREY)
+    bars = canvas_pngs(page, BARS)
+    slider = "[data-dice-sampling] [name=temperature]"
+    page.locator(slider).evaluate(
+        "range => { range.value = 0.4; range.dispatchEvent(new Event('input', {bubbles: true})); }"
+    )
+    assert canvas_pngs(page, BARS) != bars, "the bars follow a drag"
+    with page.expect_request("**/v1/completions"):
+        set_slider(page, slider, 0.4)
+    expect(page.locator("[data-dice-roll]")).to_be_enabled()
+    assert (position(page), painted(page, GREY)) == (start, before)
+    expect(page.locator("#watch [data-share-open]")).to_be_hidden()  # no seed draws this again
+
+
+def test_visitor_chooses_a_value(visit: Open) -> None:
+    page = open_stage(visit)
+    start = position(page)
+    rect = box(page, BARS)
+    page.mouse.click(rect["right"] - 9, rect["y"] + rect["height"] / 2)
+    expect(page.locator("#watch [data-status-panel]")).to_contain_text("You chose 255, white")
+    expect(page.locator("[data-dice-count]")).to_contain_text(f"{start + 1} of")
+    assert painted(page, GREY)[-1] == [255]
+
+
+def test_scale_of_the_bars(visit: Open) -> None:
+    page = open_stage(visit)
+    bars = canvas_pngs(page, BARS)
+    page.check("[data-dice-scale] [value=log]")
+    assert canvas_pngs(page, BARS) != bars
+
+
+def test_picture_plays_with_pause(visit: Open) -> None:
+    page = visit("#watch?seed=5", reduced_motion="no-preference")
+    expect(page.locator("[data-dice-play]")).to_have_text("Pause")
+    page.wait_for_function(
+        "() => parseInt(document.querySelector('[data-dice-count]').textContent) > 1"
+    )
+    page.click("[data-dice-play]")
+    expect(page.locator("[data-dice-play]")).to_have_text("Play")
+    expect(page.locator("[data-dice-verdict]")).to_contain_text("Next:")
+    stopped = position(page)
+    page.wait_for_timeout(600)
+    assert position(page) == stopped
+    page.select_option("[data-dice-speed]", "60")
+    page.click("[data-dice-play]")
+    expect(page.locator("#watch [data-status-panel]")).to_contain_text("each a roll")
+
+
+def test_playing_stops_when_the_view_is_left(visit: Open) -> None:
+    page = visit("#watch?seed=5", reduced_motion="no-preference")
+    expect(page.locator("[data-dice-play]")).to_have_text("Pause")
+    page.click("nav [data-view=draw]")
+    wait_until_drawn(page)
+    page.wait_for_timeout(600)
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
+    page.wait_for_timeout(600)
+    assert [url for url in requested if "distribution" in url] == []
+
+
+def test_link_repeats_the_picture(visit: Open) -> None:
+    page = open_stage(visit, "#watch")
+    page.click("[data-dice-finish]")
+    expect(page.locator("[data-dice-verdict]")).to_contain_text("The last pixel is")
+    again = open_stage(visit, url_hash(page))
+    again.click("[data-dice-finish]")
+    expect(again.locator("[data-dice-verdict]")).to_contain_text("The last pixel is")
+    assert painted(again, GREY) == painted(page, GREY)
+
+
+def test_picture_and_bars_are_beside_each_other(visit: Open) -> None:
+    page = open_stage(visit)
+    picture, bars = box(page, PICTURE), box(page, BARS)
+    assert bars["x"] > picture["right"]
+    assert picture["width"] > 300
+    page = visit("#watch?seed=5", **PHONE)
+    expect(page.locator("[data-dice-roll]")).to_be_enabled()
+    for what in (PICTURE, BARS, "[data-dice-play]"):
+        expect(page.locator(what).first).to_be_in_viewport(ratio=1)
+
+
+def test_models_are_switched(visit: Open) -> None:
+    page = open_stage(visit)
+    pick_model(page, "colour")
+    expect(page.locator(BARS)).to_have_count(3)
+    expect(page.locator("[data-dice-roll]")).to_be_enabled()
+    assert "model=colour" in url_hash(page)
