@@ -2,9 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
-# Optional dependencies of the first installation; dev,e2e,cluster is everything that tests can use.
+# Optional dependencies that tests use; dev,e2e,cluster is everything that they can use.
 EXTRAS ?= dev
+# Paths in here are relative, so that the checkout's own path may contain any character.
+PIP_INSTALL = $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --editable
 # Many tests wait for a browser or a server, so use one process more than there are cores, up to four.
 WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
@@ -12,9 +15,11 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 # Without cached bytecode, each of the hundreds of processes that tests start would compile its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-rest test-all lint gate arm bench e2e cluster docker clean
+.PHONY: install serve test test-rest test-all lint gate arm bench e2e cluster docker clean
 
-serve: $(READY)  ## serve the shipped models on http://127.0.0.1:8000
+install: $(INSTALLED)  ## install what serving and training need, without the tests' packages
+
+serve: $(INSTALLED)  ## serve the shipped models on http://127.0.0.1:8000
 	$(BIN)/scanline serve
 
 test: $(READY)  ## tests for everyday changes: about five minutes, no browser, no cluster
@@ -41,20 +46,26 @@ bench: $(READY)  ## time every decoder backend that runs on this machine
 	$(BIN)/scanline bench
 
 e2e: $(READY)  ## install the packages of the page's tests and of schemathesis; needs Chromium
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,e2e]'
+	$(PIP_INSTALL) '.[dev,e2e]'
 
 cluster: $(READY)  ## install Ray, which the cluster's tests need
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,cluster]'
+	$(PIP_INSTALL) '.[dev,cluster]'
 
 docker:
 	docker compose up --build
 
-$(READY): pyproject.toml
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c "import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit('Scanline needs \
+	Python 3.11 or newer, and $(PYTHON) is ' + v + ': name another one, as in make PYTHON=python3.12 serve')"
 	$(PYTHON) -m venv $(VENV)
 	@# Bytecode is compiled on import, because most modules are never imported.
-	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --editable '.[$(strip $(EXTRAS))]'
+	$(PIP_INSTALL) .
+	touch $@
+
+$(READY): $(INSTALLED)
+	$(PIP_INSTALL) '.$(if $(strip $(EXTRAS)),[$(strip $(EXTRAS))])'
 	mkdir -p $(VENV)/source/scanline  # the package's layout, for mypy
-	ln -sfn $(CURDIR)/kernels $(CURDIR)/model $(CURDIR)/service $(VENV)/source/scanline
+	ln -sfn ../../../kernels ../../../model ../../../service $(VENV)/source/scanline
 	touch $@
 
 clean:

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -58,6 +59,7 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing")
 def test_curl(server: str, tmp_path: Path) -> None:
     (short,) = blocks("sh", "## Over HTTP")
     run(["bash", "-euc", short.replace(ADDRESS, server)], tmp_path)

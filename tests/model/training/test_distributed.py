@@ -24,7 +24,11 @@ from scanline.model.training.distributed import choose_process_count, process_gr
 from scanline.model.training.trainer import Trainer
 from tests.model.training.fixtures import CONFIG, CPU, MODEL, log_of, run, start, weights_of
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+# `--standalone` with addresses instead of names, so that it works without /etc/hosts.
+TORCHRUN = (
+    "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d",
+    "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
+)  # fmt: skip
 
 StartRun = Callable[..., "subprocess.Popen[str]"]
 
