@@ -184,8 +184,6 @@ def serve(settings: Settings) -> None:
         ValueError: If the server cannot work.
     """
     set_up_logs(settings.log_format, settings.log_level)
-    if settings.api_key is None and "SCANLINE_API_KEY" in os.environ:
-        log.warning("SCANLINE_API_KEY is empty: anyone may call /v1")
     checkpoints = load_checkpoints(settings.weights, settings.models)
     app_state = AppState(settings)
     settings.max_connections = raise_file_limit(

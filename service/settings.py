@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from scanline.model.checkpoint import SHIPPED_WEIGHTS
 from scanline.service.engine.queue import QueueLimits
+from scanline.service.http.middleware.api_key import read_api_keys
 from scanline.service.http.protocol.connection_limiter import ConnectionLimits
 
 # Variables that other modules read: the data sets' folder, and the native decoder's build.
@@ -105,6 +106,10 @@ class Settings(BaseSettings):
         Field(
             description="Bearer token that /v1 requires; several may be given (comma-separated)."
         ),
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        Field(description="File with the API keys, separated by lines or commas."),
     ] = None
     max_images_per_caller: Annotated[
         int | None,
@@ -240,6 +245,25 @@ class Settings(BaseSettings):
         if not all(key.strip() for key in value.get_secret_value().split(",")):
             raise ValueError("contains a blank key: unset it, or give a key")
         return value
+
+    @field_validator("api_key_file", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @model_validator(mode="after")
+    def _read_api_keys(self) -> Settings:
+        """Take the API keys from their file; fail if it has none, so that nothing is left open."""
+        if self.api_key_file is None:
+            return self
+        if self.api_key is not None:
+            raise ValueError("set SCANLINE_API_KEY or SCANLINE_API_KEY_FILE, not both")
+        try:
+            keys = read_api_keys(self.api_key_file)
+        except ValueError as error:
+            raise ValueError(f"SCANLINE_API_KEY_FILE: {self.api_key_file} {error}") from error
+        self.api_key = SecretStr(",".join(keys))
+        return self
 
     @field_validator("trusted_proxies")
     @classmethod

@@ -37,7 +37,9 @@ def explicit_settings(settings: Settings, keep_key: bool = False) -> dict[str, A
         settings: The frontend's settings.
         keep_key: Include the API key.
     """
-    own = settings.model_dump(exclude_unset=True, exclude={"api_key"}) | {"slots": settings.slots}
+    own = settings.model_dump(exclude_unset=True, exclude={"api_key"})
+    # The file of the keys may not exist there, even if the variable names it.
+    own |= {"slots": settings.slots, "api_key_file": None}
     if "weights" in own:  # replicas have another working directory
         own["weights"] = settings.weights.absolute()
     if keep_key and settings.api_key is not None:

@@ -35,7 +35,7 @@ def test_every_field_is_an_environment_variable(
         "weights": str(tmp_path), "models": "b, a,",
         "backend": "reference", "slots": "7", "threads": "2", "max_images": "5",
         "max_waiting": "6", "max_upload": "2048", "keep_finished": "0", "keep_seconds": "1.5",
-        "grace_seconds": "0", "drain_seconds": "2", "api_key": "secret",
+        "grace_seconds": "0", "drain_seconds": "2", "api_key": "secret", "api_key_file": "",
         "cors_origins": "https://a.example", "log_format": "json", "log_level": "debug",
         "frame_ancestors": "https://a.example, 'self'",
         "max_json": "1024", "max_headers": "4096", "max_connections": "12", "header_seconds": "1",
@@ -125,6 +125,42 @@ def test_an_invalid_flag_stops_the_server_with_an_error(
 
 def test_an_empty_api_key_is_none() -> None:
     assert Settings(api_key="").api_key is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["first\nsecond\n", "first, second", "\r\nfirst\r\n\nsecond"])
+def test_api_keys_from_a_file(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    monkeypatch.setenv("SCANLINE_API_KEY_FILE", str(file))
+    monkeypatch.setenv("SCANLINE_API_KEY", "")  # as Docker Compose sets it
+    settings = Settings()
+    assert settings.api_keys == ["first", "second"]
+    assert "first" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "contains no key"),
+        (b" \n,\n", "contains no key"),
+        (b"\xff\xfe", "cannot be read: it is not text in UTF-8"),
+    ],
+)
+def test_a_key_file_without_keys_is_refused(
+    content: bytes | None, says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValidationError, match=f"SCANLINE_API_KEY_FILE: {file} {says}"):
+        Settings(api_key_file=file)
+
+
+def test_only_one_source_of_api_keys_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one")
+    with pytest.raises(ValidationError, match="SCANLINE_API_KEY or SCANLINE_API_KEY_FILE, not"):
+        Settings(api_key="two", api_key_file=tmp_path / "keys")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["host", "weights"])

@@ -80,6 +80,18 @@ def test_variables_without_effect_are_logged(
     assert "HOST" not in caplog.text
 
 
+def test_replicas_do_not_read_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may exist on the frontend's machine only, although the variable is set everywhere."""
+    pytest.importorskip("ray.serve", reason="Ray is not installed")
+    from scanline.service.distributed.deployment import explicit_settings
+
+    (tmp_path / "keys").write_text("secret")
+    settings = Settings(api_key_file=tmp_path / "keys", cluster=True)
+    monkeypatch.setenv("SCANLINE_API_KEY_FILE", "/absent")
+    assert Settings(**explicit_settings(settings)).api_keys == []
+    assert Settings(**explicit_settings(settings, keep_key=True)).api_keys == ["secret"]
+
+
 def application_builder(path: str) -> Any:
     from importlib import import_module
 
