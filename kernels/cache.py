@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,17 +15,19 @@ from pathlib import Path
 STALE_SECONDS = 600.0  # age at which unfinished files of ended processes are deleted
 
 
-class CacheFolderError(RuntimeError):
-    """The location of the cache cannot be determined; the message says what to set."""
+class CacheFolderError(OSError):
+    """There is no folder for the cache; the message says what to set."""
 
 
 def cache_folder() -> Path:
     """Return the cache folder, which may not exist yet.
 
-    It is ``SCANLINE_CACHE`` if set, otherwise ``scanline`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
+    It is ``SCANLINE_CACHE`` if set, otherwise ``scanline`` in ``XDG_CACHE_HOME`` or ``~/.cache``. A
+    user without a home, such as an arbitrary id in a container, gets a folder of their own in the
+    temporary folder.
 
     Raises:
-        CacheFolderError: No variable is set and there is no home folder.
+        CacheFolderError: There is neither a home nor a temporary folder.
     """
     if named := os.environ.get("SCANLINE_CACHE"):
         # Absolute, because dlopen searches the system's folders for a name without a slash.
@@ -32,8 +36,28 @@ def cache_folder() -> Path:
         return Path(caches, "scanline")
     try:
         return Path.home() / ".cache" / "scanline"
-    except RuntimeError as error:
-        raise CacheFolderError(f"{error} Set SCANLINE_CACHE to a writable folder") from error
+    except RuntimeError:
+        return _temporary_cache()
+
+
+@functools.cache
+def _temporary_cache() -> Path:
+    """Create this user's cache in the temporary folder, or find that of earlier processes."""
+    try:
+        folder = Path(tempfile.gettempdir(), f"scanline-{os.getuid()}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        # Files in the cache are executed, and anyone may create a folder of this name.
+        found = folder.lstat()
+        ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+        if ours and not found.st_mode & 0o077:
+            return folder
+        return Path(tempfile.mkdtemp(prefix="scanline-"))
+    except OSError as error:
+        raise CacheFolderError(
+            f"there is no home folder and no temporary folder ({error}); set SCANLINE_CACHE to a "
+            "writable folder"
+        ) from error
 
 
 @contextlib.contextmanager

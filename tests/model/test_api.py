@@ -338,3 +338,32 @@ def test_bits_are_those_of_the_chosen_particle() -> None:
     )  # fmt: skip
     exact = torch.from_numpy(score(tiny_model(), generated.images, 1))
     assert_close(torch.from_numpy(generated.bits_per_dim), exact, torch.float32)
+
+
+FORKED = """
+import os, signal, sys
+import numpy as np, torch
+from scanline.model import draw, score
+from scanline.model.checkpoint import load_by_name
+
+torch.set_num_threads(2)
+checkpoint = load_by_name(name="mnist")
+images = np.zeros((16, 28, 28, 1), np.uint8)
+
+def run():
+    return draw(checkpoint, 1, backend="native").tobytes(), score(checkpoint, images)
+
+drawn, bits = run()
+child = os.fork()
+if child == 0:
+    signal.alarm(120)  # ends a child that waits for threads that it does not have
+    again, bits_again = run()
+    os._exit(again != drawn or not np.allclose(bits, bits_again))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.slow
+def test_forked_processes_draw_and_score() -> None:
+    """``multiprocessing`` forks by default, and torch's threads do not survive that."""
+    subprocess.run([sys.executable, "-c", FORKED], check=True)

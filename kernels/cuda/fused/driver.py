@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from scanline.kernels.cache import CacheFolderError, atomic_path, cache_folder
+from scanline.kernels.cache import atomic_path, cache_folder
 
 log = logging.getLogger("scanline.decoder")
 
@@ -94,7 +94,7 @@ def compile_cached(
         cached = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(cached[_DIGEST:]).digest() == cached[:_DIGEST]:
             return cached[_DIGEST:]
-    except (CacheFolderError, OSError) as error:
+    except OSError as error:
         _warn_not_cached(str(error))
         return compile_source(source, name, defines, capability)
     binary = compile_source(source, name, defines, capability)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from scanline.kernels.cache import CacheFolderError
 from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
 from scanline.kernels.cuda.decode_config import COMPILED
 from scanline.kernels.cuda.fused import driver, fused_decode
@@ -344,15 +345,14 @@ def test_compile_cached(
         with monkeypatch.context() as patch:
             patch.setenv("SCANLINE_CACHE", str(cache or ""))
             if cache is None:
-                patch.delenv("XDG_CACHE_HOME", raising=False)
-                patch.setattr(Path, "home", no_home)
+                patch.setattr(driver, "cache_folder", no_folder)
             assert compile_cached(*source_and_name, {"VALUE": 1}, (9, 0)) == code
             assert compile_cached(*source_and_name, {"VALUE": 1}, (9, 0)) == code
         assert caplog.text.count("set SCANLINE_CACHE to a writable folder to compile") == 1
 
 
-def no_home() -> Path:
-    raise RuntimeError("Could not determine home directory.")
+def no_folder() -> Path:
+    raise CacheFolderError("there is no home folder and no temporary folder")
 
 
 def test_missing_nvrtc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from scanline.kernels.cache import CacheFolderError
 from scanline.kernels.native import abi as native
 from scanline.kernels.native import build as native_build
 from scanline.model.decoders.native import NativeDecoder
@@ -180,14 +181,12 @@ def test_relative_cache_folder(
     assert compilations(compiler) == 1
 
 
-def test_no_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+def test_no_folder_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_folder() -> Path:
+        raise CacheFolderError("set SCANLINE_CACHE to a writable folder")
 
-    for name in ("SCANLINE_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", home)
-    with pytest.raises(native_build.NativeBuildError, match="Set SCANLINE_CACHE"):
+    monkeypatch.setattr(native_build, "cache_folder", no_folder)
+    with pytest.raises(native_build.NativeBuildError, match="set SCANLINE_CACHE"):
         native.load_library("portable")
 
 
