@@ -184,6 +184,7 @@ def test_dropped_folder_is_reported(visit: Open) -> None:
     page.evaluate(
         """() => {
             const folder = new File(["x"], "folder");
+            folder.slice = () => folder;
             folder.arrayBuffer = () => Promise.reject(new DOMException("", "NotFoundError"));
             const drop = new Event("drop", { bubbles: true, cancelable: true });
             drop.dataTransfer = { files: [folder] };
