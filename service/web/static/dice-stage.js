@@ -227,9 +227,10 @@ export class DiceStage {
   /** Show the bars of the next pixel, then the value that the dice chose. */
   async roll(run, seconds) {
     const { at, abort: { signal } } = this;
-    this.prefetch(at + 1);
     if (seconds > 1 / FOLLOW_RATE) {
-      await this.show(at);
+      const shown = this.show(at); // requested before the pixels after it
+      this.prefetch(at + 1);
+      await shown;
       await pause(MARK_AFTER * seconds, signal);
       if (this.run !== run) return;
       this.mark();
@@ -245,8 +246,8 @@ export class DiceStage {
   async rollOnce() {
     this.halt();
     const { abort: { signal }, at } = this;
-    this.prefetch(at + 1);
     if (this.shown !== at || this.marked) await this.show(at);
+    this.prefetch(at + 1);
     this.mark();
     await pause(ROLL_SECONDS, signal);
     if (this.at !== at + 1 || this.playing) return;
@@ -345,7 +346,7 @@ export class DiceStage {
   }
 
   prefetch(from) {
-    let left = 3; // answers arrive in order, so more would only wait
+    let left = this.model.channels > 1 ? 1 : 3; // a colour pixel needs three distributions, or six
     for (let p = from; p < this.total && left; p += 1) {
       if (this.bits[p] < CERTAIN_BITS) continue;
       this.odds.fetch(p, this.guided).catch(() => {}); // reported when it is shown
