@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field
 
 from scanline.model.config import ModelConfig
 from scanline.model.images import ImageError
-from scanline.model.noise import MAX_SEED
+from scanline.model.noise import MAX_SEED, RANDOM
 from scanline.service.api.cached_png import ClientETags, png_response
 from scanline.service.api.dependencies import AppStateDep, find_model
 from scanline.service.api.requests import SamplingFields
@@ -64,7 +64,8 @@ _PREVIEWS = {
         "Watch it draw – Scanline", "See how likely each value is, and the dice that choose one."
     ),
 }
-_DEFAULT = {"seed": "7", "n": "4"}  # preview of the landing page
+_DEFAULT = {"view": "start", "seed": "7", "n": "4"}  # preview of the landing page
+_RANDOM_CLASSES = ("start", "play")  # views that show pictures of random classes
 
 
 class LinkQuery(SamplingFields):
@@ -105,8 +106,8 @@ def _image_query(query: Mapping[str, str]) -> dict[str, str]:
     if not _SEED.fullmatch(seed) or int(seed) > MAX_PAGE_SEED:
         return _DEFAULT | {name: query[name] for name in ("model",) if name in query}
     known = {name: query[name] for name in LinkQuery.model_fields if name in query}
-    if query.get("view") == "play":  # the page draws five pictures of random classes
-        known |= {"n": str(MAX_PREVIEW_IMAGES), "label": "random"}
+    if query.get("view") == "play":
+        known["n"] = str(MAX_PREVIEW_IMAGES)
     return known
 
 
@@ -139,7 +140,10 @@ async def og_image(
         raise ApiError(404, "previews need a server without an API key", code="not_found")
     n = min(link.n, MAX_PREVIEW_IMAGES, app_state.settings.max_images)
     loaded = find_model(app_state, link.model)
-    options = link.sampling_options(label=link.label or None)
+    label = link.label or None
+    if link.view in _RANDOM_CLASSES and loaded.engine.config.classes:
+        label = RANDOM
+    options = link.sampling_options(label=label)
     spec = build_spec(app_state, loaded, options, n=n, seed=link.seed)
     if link.image is not None:
         async with watch_client(request) as client:

@@ -93,6 +93,7 @@ def test_phone_scrolls_to_results(visit: Open) -> None:
     page = visit("#complete", **PHONE)
     wait_until_drawn(page, "complete")
     assert page.evaluate("() => scrollY") == 0, "the page does not scroll before the first click"
+    expect(page.locator("#complete .image-grid li").first).to_be_in_viewport()
     assert box(page, "#complete-form button[type=submit]")["bottom"] <= box(page, "nav")["y"]
     page.click("#complete-form button[type=submit]")
     expect(page.locator("#complete .image-grid li").nth(1)).to_be_in_viewport(ratio=1)
