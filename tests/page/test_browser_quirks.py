@@ -44,21 +44,6 @@ def test_tool_restored_by_browser_is_applied(visit: Open) -> None:
     assert [255, 0, 0, 255] in np.reshape(pixels(page, "#editor")[0], (-1, 4)).tolist()
 
 
-@pytest.mark.parametrize("tool", ["[value=draw]", "#undo", "#complete-brush"])
-def test_clicked_tool_is_focused_in_safari(visit: Open, tool: str) -> None:
-    page = visit("#complete", **PHONE)
-    wait_until_drawn(page, "complete")
-    way = "() => getComputedStyle(document.getElementById('editor')).touchAction"
-    assert "pan-y" in page.evaluate(way)
-    kind = "change" if "brush" in tool else "click"
-    page.locator(tool).evaluate(
-        """(element, kind) => (kind === "click" ? element.click()
-            : element.dispatchEvent(new Event(kind, {bubbles: true})))""",
-        kind,
-    )
-    assert page.evaluate(way) == "pinch-zoom"
-
-
 @pytest.mark.parametrize("offset", [3, 19])
 def test_downscaling_averages_thin_lines(visit: Open, offset: int) -> None:
     page = visit("#complete")

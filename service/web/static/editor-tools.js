@@ -22,11 +22,6 @@ export class EditorTools {
       sliding = true;
     });
     rows.addEventListener("change", () => { sliding = false; });
-    // Safari does not focus a clicked button. Without the focus in the toolbar, the style sheet
-    // lets a finger on the editor scroll the page.
-    const focus = ({ target }) => target.closest("button, input")?.focus({ preventScroll: true });
-    form.querySelector(".editor-toolbar").addEventListener("click", focus);
-    brush.addEventListener("change", focus);
     form.addEventListener("change", () => this.applyTool());
     this.applyBrush();
     this.applyTool(); // the browser may have restored the fields on reload
