@@ -23,6 +23,7 @@ NEIGHBOURS: tuple[tuple[int, int], ...] = (
 # Far beyond any use. They keep a foreign file from exhausting the memory before it is checked.
 _MAX_SIZES = {
     "height": 1024, "width": 1024, "n_layers": 256, "n_heads": 1024, "d_model": 8192, "d_ff": 65536,
+    "lsh_chunk": 4096,
 }  # fmt: skip
 
 # Longer names are not normalised, because that takes quadratic time in the number of accents.
@@ -53,8 +54,10 @@ class ModelConfig:
             intensities, or both.
         order: Whether a step decides all channels of a ``pixel``, or one ``subpixel``.
         head: ``categorical`` (logits) or ``logistic_mixture`` (ten discretised logistics).
-        attention: ``lsh-N`` has N rounds of hashing; it has no state, so it cannot draw.
+        attention: ``lsh-N`` has N rounds of hashing. It has no state, so it draws by recomputation.
         feature_map: The feature map of linear attention.
+        lsh_chunk: Positions per chunk of LSH attention.
+        lsh_combine: How LSH attention combines its rounds (``kernels/attention/lsh.py``).
         short_conv: ``2x3`` mixes five neighbouring steps before each half of a layer.
         norm: Whether the norm comes before (``pre``) or after (``post``) each half of a layer.
         start: ``given`` is for checkpoints of the paper's authors, which do not model the first
@@ -70,8 +73,10 @@ class ModelConfig:
     encoding: Literal["table", "linear", "table+linear"] = "table"
     order: Literal["subpixel", "pixel"] = "pixel"
     head: Literal["logistic_mixture", "categorical"] = "categorical"
-    attention: Literal["linear", "softmax", "lsh-1", "lsh-4"] = "linear"
-    feature_map: Literal["elu", "relu", "polynomial", "random"] = "elu"
+    attention: Literal["linear", "softmax", "lsh-1", "lsh-4", "lsh-8"] = "linear"
+    feature_map: Literal["elu", "relu", "polynomial", "inhomogeneous", "random", "fourier"] = "elu"
+    lsh_chunk: int = 32
+    lsh_combine: Literal["union", "mean"] = "union"
     short_conv: Literal["none", "2x3"] = "none"
     norm: Literal["pre", "post"] = "pre"
     activation: Literal["gelu", "relu"] = "gelu"
@@ -120,6 +125,10 @@ class ModelConfig:
             raise ValueError(
                 f"feature_map needs linear attention; leave it out with {self.attention!r}"
             )
+        if not self.attention.startswith("lsh") and self._lsh_changes:
+            raise ValueError(
+                f"{self._lsh_changes[0]} needs LSH attention; leave it out with {self.attention!r}"
+            )
         if len(set(self.classes)) != len(self.classes) or "" in self.classes:
             raise ValueError(f"class names must be different and not empty: {self.classes}")
         for name in self.classes:
@@ -131,9 +140,16 @@ class ModelConfig:
                 ) from None
 
     @property
-    def supports_decoding(self) -> bool:
-        """Whether the network has a recurrent state, so that it can draw."""
+    def has_state(self) -> bool:
+        """Whether the network has a recurrent state; otherwise it draws by recomputation."""
         return not self.attention.startswith("lsh")
+
+    @property
+    def _lsh_changes(self) -> list[str]:
+        """The names of the options of LSH attention that differ from their defaults."""
+        return [
+            n for n in ("lsh_chunk", "lsh_combine") if getattr(self, n) != getattr(type(self), n)
+        ]
 
     @property
     def pixels(self) -> int:
@@ -227,8 +243,14 @@ class ModelConfig:
         return label
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-compatible values."""
-        return dataclasses.asdict(self) | {"classes": list(self.classes)}
+        """Return the fields as JSON-compatible values.
+
+        The options of LSH attention are left out at their defaults. So checkpoints without them
+        keep their digests, and earlier versions can read them.
+        """
+        left_out = {"lsh_chunk", "lsh_combine"} - {*self._lsh_changes}
+        fields = dataclasses.asdict(self) | {"classes": list(self.classes)}
+        return {name: value for name, value in fields.items() if name not in left_out}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ModelConfig:

@@ -21,7 +21,9 @@ class LinearTransformer(nn.Module):
     """Causal linear transformer over the values of an image (Katharopoulos et al. 2020).
 
     ``forward`` computes all steps in parallel, ``prefill`` does too but returns only the state and
-    the bits, and ``step`` computes one step from the state. All three give the same results.
+    the bits, and ``step`` computes one step from the state. All three give the same results. A
+    network without a state (``ModelConfig.has_state``) has ``recompute_step`` instead of the last
+    two.
 
     Canvases are uint8 ``[B, T, C]``. Labels are int64 ``[B]``, -1 for none, or None for a batch
     without labels. A state is a list with one dictionary of tensors per layer, one row per image.
@@ -138,4 +140,17 @@ class LinearTransformer(nn.Module):
         for block, state in zip(self._layers(), states, strict=True):
             x = block.step(x, state, steps - self.first_step)
         parameters: Tensor = self.head(self.norm(x))
+        return parameters
+
+    def recompute_step(self, canvas: Tensor, step: int, labels: Tensor | None = None) -> Tensor:
+        """Return the head's parameters ``[B, head_outputs]`` at a step, without a state.
+
+        Runs all steps up to this one, so an image takes time quadratic in its steps or more. It
+        reads only earlier values of ``canvas``, also with attention whose outputs depend on later
+        positions, because there are none.
+        """
+        x = self.embed(canvas, self._steps(canvas, step + 1), labels)
+        for block in self._layers():
+            x = block(x)
+        parameters: Tensor = self.head(self.norm(x[:, -1]))
         return parameters

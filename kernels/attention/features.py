@@ -1,7 +1,8 @@
 """Feature maps φ of linear attention, which weights a value by the kernel φ(q)ᵀ φ(k) (eq. 4).
 
 Each map takes queries or keys ``[..., K]`` to features ``[..., F]`` of the same dtype. The product
-of two feature vectors is never negative, so attention weights are not either.
+of two feature vectors is never negative, so attention weights are not either. Only ``fourier``
+estimates a positive kernel with an error of either sign.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-FeatureMap = Literal["elu", "relu", "polynomial", "random"]
+FeatureMap = Literal["elu", "relu", "polynomial", "inhomogeneous", "random", "fourier"]
 FEATURE_MAPS: tuple[str, ...] = get_args(FeatureMap)
+DIRECTED_MAPS = ("random", "fourier")  # feature maps with random directions
 
 RELU_FLOOR = 1e-3  # keeps the denominator from being 0 if all ReLUs of a query are
 RANDOM_FEATURES = 4  # number of random features per input feature
@@ -46,6 +48,16 @@ def polynomial_feature_map(x: Tensor) -> Tensor:
     return x[..., row] * x[..., column] * twice
 
 
+def inhomogeneous_feature_map(x: Tensor, c: float = 1.0) -> Tensor:
+    """Return the features of the kernel (qᵀk + c)² for c ≥ 0: F = (K + 1) (K + 2) / 2.
+
+    These are the products of two entries of ``[x, √c]``, whose inner product is qᵀk + c. Learned
+    queries and keys need no other c than 1: scaling both by √c multiplies the kernel by c², which
+    cancels in the attention.
+    """
+    return polynomial_feature_map(torch.cat([x, torch.full_like(x[..., :1], math.sqrt(c))], -1))
+
+
 def random_feature_map(x: Tensor, directions: Tensor) -> Tensor:
     """Return positive random features, whose expected kernel is exp(qᵀk / √K): F = M.
 
@@ -57,8 +69,21 @@ def random_feature_map(x: Tensor, directions: Tensor) -> Tensor:
     return exponents.exp() / math.sqrt(len(directions))
 
 
+def fourier_feature_map(x: Tensor, directions: Tensor) -> Tensor:
+    """Return random Fourier features of ``x`` at unit length: F = 2 M.
+
+    φ(x) = [cos(W x̂), sin(W x̂)] / √M with x̂ = x / |x| and W = ``directions: [M, K]`` from
+    ``random_directions``. The expected kernel is the Gaussian exp(-|q̂ - k̂|² / 2) (Rahimi and Recht
+    2007, *Random Features for Large-Scale Kernel Machines*, theorem 1). At unit length, as in Peng
+    et al. 2021 (*Random Feature Attention*), it is at least exp(-2). Without that, distant queries
+    and keys would have weights that are all estimation error.
+    """
+    angles = F.normalize(x, dim=-1) @ directions.to(x.dtype).T
+    return torch.cat([angles.cos(), angles.sin()], -1) / math.sqrt(len(directions))
+
+
 def random_directions(K: int) -> Tensor:
-    """Draw directions for ``random_feature_map`` with torch's generator: float32 ``[4 K, K]``.
+    """Draw directions for random feature maps with torch's generator: float32 ``[4 K, K]``.
 
     Each block of K directions is orthogonal, which estimates the kernel better than independent
     directions. Their lengths are distributed like those of normal vectors.
@@ -73,7 +98,13 @@ def random_directions(K: int) -> Tensor:
 
 def feature_count(feature_map: FeatureMap, K: int) -> int:
     """Return the number of features that a map makes of K."""
-    return {"polynomial": K * (K + 1) // 2, "random": RANDOM_FEATURES * K}.get(feature_map, K)
+    counts = {
+        "polynomial": K * (K + 1) // 2,
+        "inhomogeneous": (K + 1) * (K + 2) // 2,
+        "random": RANDOM_FEATURES * K,
+        "fourier": 2 * RANDOM_FEATURES * K,
+    }
+    return counts.get(feature_map, K)
 
 
 def features(x: Tensor, feature_map: str | None, directions: Tensor | None = None) -> Tensor:
@@ -82,10 +113,10 @@ def features(x: Tensor, feature_map: str | None, directions: Tensor | None = Non
     Args:
         x: Queries or keys.
         feature_map: One of ``FEATURE_MAPS``; None returns ``x`` unchanged.
-        directions: Directions of the feature map ``random``.
+        directions: Directions of the feature maps ``random`` and ``fourier``.
 
     Raises:
-        ValueError: Unknown feature map, or ``random`` without directions.
+        ValueError: Unknown feature map, or no directions for one that needs them.
     """
     if feature_map is None:
         return x
@@ -95,9 +126,12 @@ def features(x: Tensor, feature_map: str | None, directions: Tensor | None = Non
         return relu_feature_map(x)
     if feature_map == "polynomial":
         return polynomial_feature_map(x)
-    if feature_map != "random":
+    if feature_map == "inhomogeneous":
+        return inhomogeneous_feature_map(x)
+    if feature_map not in DIRECTED_MAPS:
         known = ", ".join(FEATURE_MAPS)
         raise ValueError(f"feature map must be one of {known}, or None, not {feature_map!r}")
     if directions is None:
-        raise ValueError("feature map 'random' needs directions")
-    return random_feature_map(x, directions)
+        raise ValueError(f"feature map {feature_map!r} needs directions")
+    directed = random_feature_map if feature_map == "random" else fourier_feature_map
+    return directed(x, directions)

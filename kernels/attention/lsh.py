@@ -1,18 +1,32 @@
 """Attention among positions with equal hashes (Kitaev et al. 2020, *Reformer*).
 
-Queries and keys are shared (``qk``); keys are normalised to unit length. A round hashes every
+Queries and keys are shared (``qk``); keys are normalised to unit length. A round r hashes every
 position into a bucket (the nearest direction after a random rotation), sorts positions by bucket,
-cuts that order into chunks, and lets position i attend to P_i: the positions in its own chunk and
-the one before (if causal, only those not after i). With s_ij = q_iᵀ k_j / √K, over rounds r,
+cuts that order into chunks, and lets position i attend to P_i^r: the positions in its own chunk and
+the one before (if causal, only those not after i). With s_ij = q_iᵀ k_j / √K, the rounds are
+combined in one of two ways.
 
-    o_i = Σ_r Σ_{j ∈ P_i^r} exp(s_ij) v_j / Σ_r Σ_{j ∈ P_i^r} exp(s_ij)
+- ``union`` (Kitaev et al., section 2 and appendix A): i attends to the union P_i of all P_i^r,
 
-where a position attends to itself only if it can attend to no other (s_ii = -10⁵). If causal, no
-value has weight before its time. But *which* earlier positions a position attends to depends on the
-hashes of later ones, so these outputs are not those of an RNN, and the likelihoods are not exact.
+      o_i = Σ_{j ∈ P_i} exp(s_ij) v_j / Σ_{j ∈ P_i} exp(s_ij)
 
-Rows may end before T, at ``lengths: int64 [B]``. Positions after a row's end are sorted behind all
-others and no position before the end attends to them.
+  where a position attends to itself only if it can attend to no other (s_ii = -10⁵). It is computed
+  round by round with the scores s_ij - log N_ij, where N_ij is the number of rounds with j ∈ P_i^r,
+  so that a pair that meets in several rounds counts once.
+
+- ``mean`` (the implementation of Katharopoulos et al.): the outputs of the R rounds are averaged,
+
+      o_i = 1/R Σ_r Σ_{j ∈ P_i^r} exp(s_ij) v_j / Σ_{j ∈ P_i^r} exp(s_ij)
+
+  where a position attends to itself as to any other.
+
+If causal, no value has weight before its time. But *which* earlier positions a position attends to
+depends on the hashes of later ones, so these outputs are not those of an RNN, and the likelihoods
+are not exact.
+
+The last chunk is padded, so the length need not be a multiple of the chunk. Rows may end before T,
+at ``lengths: int64 [B]``. Positions after a row's end are sorted behind all others and no position
+before the end attends to them.
 
 Shapes: ``qk: [B, T, H, K]``, ``v, o: [B, T, H, V]``, ``rotations: [R, H, K, N / 2]`` for R rounds
 of N buckets.
@@ -22,6 +36,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -30,6 +45,8 @@ from torch.nn import functional as F
 from scanline.kernels.attention.naive import CHUNK, check_shapes
 
 SELF_SCORE = -1e5
+
+CombineRounds = Literal["union", "mean"]
 
 
 def random_rotations(rounds: int, heads: int, K: int, buckets: int) -> Tensor:
@@ -55,6 +72,7 @@ def lsh_attention(
     chunk: int = CHUNK,
     lengths: Tensor | None = None,
     causal: bool = True,
+    combine: CombineRounds = "union",
 ) -> Tensor:
     """Compute attention chunk by chunk, in time and memory linear in T.
 
@@ -67,20 +85,22 @@ def lsh_attention(
         chunk: Positions per chunk.
         lengths: Length of each row; T by default.
         causal: If False, positions also attend to later ones.
+        combine: How the rounds are combined.
 
     Returns:
         ``o`` like ``v``.
 
     Raises:
-        ValueError: Wrong shapes.
+        ValueError: Wrong shapes, or an invalid ``chunk`` or ``combine``.
     """
-    _check(qk, v, rotations, lengths)
+    _check(qk, v, rotations, chunk, lengths, combine)
     B, T, H, K = qk.shape
     V, R, padding = v.shape[3], len(rotations), -T % chunk
     order = lsh_order(qk, rotations, lengths)
     # Pad the last chunk with positions after all others, to which no position attends.
     after = torch.arange(T, T + padding, device=qk.device).expand(B, R, H, -1)
     order = torch.cat([order, after], -1)
+    rank = order.argsort(-1)
 
     def in_order(x: Tensor) -> Tensor:
         """``[B, T, H, X]`` → ``[B, R, H, chunks, chunk, X]``."""
@@ -88,23 +108,57 @@ def lsh_attention(
         index = order.unsqueeze(-1).expand(*order.shape, x.shape[-1])
         return x.expand(B, R, *x.shape[2:]).gather(3, index).view(B, R, H, -1, chunk, x.shape[-1])
 
-    def with_chunk_before(x: Tensor, first: float = 0) -> Tensor:
-        before = F.pad(x[:, :, :, :-1], (0, 0, 0, 0, 1, 0), value=first)
-        return torch.cat([before, x], 4)
-
     q, positions = in_order(qk), order.view(B, R, H, -1, chunk, 1)
-    k = with_chunk_before(F.normalize(q, dim=-1))
-    key_positions = with_chunk_before(positions, T + padding).transpose(-1, -2)
+    k = _with_chunk_before(F.normalize(q, dim=-1))
+    key_positions = _with_chunk_before(positions, T + padding).transpose(-1, -2)
     last = positions if causal else _ends(qk, lengths) - 1
-    scores = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(key_positions > last, -math.inf)
-    scores = scores.masked_fill(key_positions == positions, SELF_SCORE)
+    own = key_positions == positions
+    scores = q @ k.transpose(-1, -2) / math.sqrt(K)
+    scores = scores.masked_fill((key_positions > last) & ~own, -math.inf)
+    if combine == "union":
+        if R > 1:
+            scores = scores - _count_meetings(order, rank, chunk).to(scores.dtype).log()
+        scores = scores.masked_fill(own, SELF_SCORE)
     total = scores.logsumexp(-1, keepdim=True)
-    rounds = (scores - total).exp() @ with_chunk_before(in_order(v))
+    rounds = (scores - total).exp() @ _with_chunk_before(in_order(v))
 
-    back = order.argsort(-1).unsqueeze(-1)[:, :, :, :T]
-    total = total.view(B, R, H, -1, 1).gather(3, back)
+    back = rank.unsqueeze(-1)[:, :, :, :T]
     rounds = rounds.view(B, R, H, -1, V).gather(3, back.expand(-1, -1, -1, -1, V))
+    if combine == "mean":
+        return rounds.mean(1).transpose(1, 2)
+    total = total.view(B, R, H, -1, 1).gather(3, back)
     return (rounds * total.softmax(1)).sum(1).transpose(1, 2)
+
+
+def _with_chunk_before(x: Tensor, first: float = 0) -> Tensor:
+    """Add the previous chunk to each: ``[B, R, H, chunks, chunk, X]`` → ``[…, 2 chunk, X]``.
+
+    The first chunk has none before it, and gets the value ``first``.
+    """
+    before = F.pad(x[:, :, :, :-1], (0, 0, 0, 0, 1, 0), value=first)
+    return torch.cat([before, x], 4)
+
+
+@torch.no_grad()
+def _count_meetings(order: Tensor, rank: Tensor, chunk: int) -> Tensor:
+    """Return N_ij, the number of rounds whose chunks let i see j, for the pairs of each round.
+
+    Args:
+        order: Positions in the order of each round: ``[B, R, H, S]``.
+        rank: Inverse of ``order``.
+        chunk: Positions per chunk.
+
+    Returns:
+        uint8 ``[B, R, H, S / chunk, chunk, 2 chunk]``, at least 1.
+    """
+    B, R, H, S = order.shape
+    counts = order.new_zeros(B, R, H, S // chunk, chunk, 2 * chunk, dtype=torch.uint8)
+    for chunks in (rank // chunk).int().unbind(1):  # the chunk of each position in one round
+        own = chunks.unsqueeze(1).expand(B, R, H, S).gather(3, order).view(B, R, H, -1, chunk, 1)
+        distance = own - _with_chunk_before(own).transpose(-1, -2)
+        counts += (distance == 0) | (distance == 1)
+    # The first chunk has none before it. Those pairs have no weight, and may have met in no round.
+    return counts.clamp_(min=1)
 
 
 def naive_lsh_attention(
@@ -114,24 +168,28 @@ def naive_lsh_attention(
     chunk: int = CHUNK,
     lengths: Tensor | None = None,
     causal: bool = True,
+    combine: CombineRounds = "union",
 ) -> Tensor:
     """Compute the formula with each position's set of each round, as the reference.
 
     Arguments, result and errors are those of ``lsh_attention``.
     """
-    _check(qk, v, rotations, lengths)
+    _check(qk, v, rotations, chunk, lengths, combine)
     B, T, H, K = qk.shape
-    counts = torch.zeros(B, H, T, T, dtype=qk.dtype)  # number of rounds in which i attends to j
+    R = len(rotations)
+    seen = torch.zeros(B, R, H, T, T, dtype=torch.bool)  # whether i attends to j in a round
     orders, ends = lsh_order(qk, rotations, lengths).tolist(), _ends(qk, lengths).flatten().tolist()
     for b, r, h in itertools.product(range(B), range(len(rotations)), range(H)):
         chunk_of = {position: rank // chunk for rank, position in enumerate(orders[b][r][h])}
         for i in range(T):
             for j in {*range(i + 1 if causal else ends[b]), i}:
-                counts[b, h, i, j] += chunk_of[i] - 1 <= chunk_of[j] <= chunk_of[i]
+                seen[b, r, h, i, j] = chunk_of[i] - 1 <= chunk_of[j] <= chunk_of[i]
     keys = qk / qk.norm(dim=-1, keepdim=True)
     scores = torch.einsum("bthk,bshk->bhts", qk, keys) / math.sqrt(K)
-    scores = scores.masked_fill(torch.eye(T, dtype=torch.bool), SELF_SCORE)
-    weights = (scores + counts.log()).softmax(-1)
+    if combine == "union":
+        scores = scores.masked_fill(torch.eye(T, dtype=torch.bool), SELF_SCORE)
+        seen = seen.any(1, keepdim=True)
+    weights = scores.unsqueeze(1).masked_fill(~seen, -math.inf).softmax(-1).mean(1)
     return torch.einsum("bhts,bshv->bthv", weights, v)
 
 
@@ -142,8 +200,14 @@ def _ends(qk: Tensor, lengths: Tensor | None) -> Tensor:
     return ends.view(B, 1, 1, 1, 1, 1)
 
 
-def _check(qk: Tensor, v: Tensor, rotations: Tensor, lengths: Tensor | None) -> None:
+def _check(
+    qk: Tensor, v: Tensor, rotations: Tensor, chunk: int, lengths: Tensor | None, combine: str
+) -> None:
     check_shapes(qk, qk, v)
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1, not {chunk}")
+    if combine not in get_args(CombineRounds):
+        raise ValueError(f"combine must be 'union' or 'mean', not {combine!r}")
     if lengths is not None and lengths.shape != qk.shape[:1]:
         raise ValueError(f"lengths must be [{len(qk)}], not {[*lengths.shape]}")
     _, _, H, K = qk.shape

@@ -82,7 +82,7 @@ def naive_linear_attention(
         initial_state: State before the first position; zero by default.
         eps: ε of the denominator.
         feature_map: Name of the feature map to apply; None if already applied.
-        directions: Directions of the feature map ``random``.
+        directions: Directions of the feature maps ``random`` and ``fourier``.
         causal: If False, every position attends to all positions (eq. 6).
 
     Returns:

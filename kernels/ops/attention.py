@@ -64,7 +64,7 @@ def linear_attention(
         eps: ε of the denominator.
         chunk: Positions per chunk in PyTorch.
         feature_map: Name of the feature map to apply; None if already applied.
-        directions: Directions of the feature map ``random``.
+        directions: Directions of the feature maps ``random`` and ``fourier``.
         causal: If False, every position attends to all positions (eq. 6).
 
     Returns:
@@ -114,7 +114,7 @@ def packed_linear_attention(
         qkv: Queries, keys and values ``[B, T, 3, H, K]``, before the feature map.
         bias: Bias ``[3, H, K]`` to add to ``qkv``; None if already added.
         feature_map: Name of the feature map.
-        directions: Directions of the feature map ``random``.
+        directions: Directions of the feature maps ``random`` and ``fourier``.
 
     Returns:
         ``o: [B, T, H, K]``.
@@ -151,7 +151,7 @@ def projected_linear_attention(
         bias: Their biases ``[3 H K]``.
         n_heads: Number of heads H.
         feature_map: Name of the feature map.
-        directions: Directions of the feature map ``random``.
+        directions: Directions of the feature maps ``random`` and ``fourier``.
 
     Returns:
         ``o: [B, T, H, K]``.

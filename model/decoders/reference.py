@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,12 +16,18 @@ from scanline.model.layers.base import State
 from scanline.model.network import LinearTransformer
 from scanline.model.noise import pixel_noise
 
+log = logging.getLogger("scanline.decoder")
+
 
 class ReferenceDecoder(Decoder):
     """Decoder in plain torch, in float32 or float64, one row at a time.
 
-    It is slow, but obviously independent of the batch. Raises ``InsufficientMemoryError`` if the
-    slots do not fit into memory.
+    It is slow, but obviously independent of the batch. A network without a state runs all earlier
+    steps again in each step, which is slower still; known pixels take steps too. Its bits are exact
+    for the images drawn in this way, but may differ from those of ``LinearTransformer.bits``, in
+    which LSH attention also hashes later positions.
+
+    Raises ``InsufficientMemoryError`` if the slots do not fit into memory.
     """
 
     backend = "reference"
@@ -35,24 +43,26 @@ class ReferenceDecoder(Decoder):
         # Check before allocating the arrays.
         self.memory = check_slot_memory(model.config, max_slots, each)
         super().__init__(model.config, max_slots)
+        self.supports_prefill = model.config.has_state
+        if not model.config.has_state:
+            log.warning(
+                "drawing is slow: attention %r has no state, so each pixel computes all earlier "
+                "pixels again",
+                model.config.attention,
+            )
         self.states = self.model.initial_state(max_slots)
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
-        """Refuse attention without a state; the network itself runs everything else."""
-        if config.supports_decoding:
-            return None
-        return (
-            f"attention {config.attention!r} has no recurrent state, so the model cannot draw; it "
-            "can be trained and scored"
-        )
+        """Return None, because the network itself runs every config."""
+        return None
 
     @torch.inference_mode()
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         initial = self.model.initial_state(1)
         for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
             self._set_state(slot, initial)
-            if length:
+            if length and self.supports_prefill:
                 canvas = torch.from_numpy(self.canvas[slot : slot + 1])
                 label = self._label(slot)
                 states, bits = self.model.prefill(canvas, torch.tensor([length]), label)
@@ -82,6 +92,8 @@ class ReferenceDecoder(Decoder):
     def _run(self, slot: int, step: int) -> Tensor:
         """Run one step of a slot; return the head's parameters ``[1, P]``."""
         canvas = torch.from_numpy(self.canvas[slot : slot + 1])
+        if not self.config.has_state:
+            return self.model.recompute_step(canvas, step, self._label(slot))
         states = [  # views, so that the step updates the slot's rows
             {name: tensor[slot : slot + 1] for name, tensor in state.items()}
             for state in self.states

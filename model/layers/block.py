@@ -28,6 +28,7 @@ ATTENTIONS: dict[str, Callable[[ModelConfig], Attention]] = {
     "softmax": SoftmaxAttention,
     "lsh-1": LshAttention,
     "lsh-4": LshAttention,
+    "lsh-8": LshAttention,
 }
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scanline.kernels.attention.features import feature_count, features, random_directions
+from scanline.kernels.attention.features import (
+    DIRECTED_MAPS,
+    feature_count,
+    features,
+    random_directions,
+)
 from scanline.kernels.attention.naive import AttentionState, linear_attention_step
 from scanline.kernels.ops.attention import linear_attention, projected_linear_attention
 from scanline.model.config import ModelConfig
@@ -26,7 +31,8 @@ class LinearAttention(Attention):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.feature_map = config.feature_map
-        drawn = random_directions(self.head_size) if config.feature_map == "random" else None
+        directed = config.feature_map in DIRECTED_MAPS
+        drawn = random_directions(self.head_size) if directed else None
         self.register_buffer("directions", drawn)
 
     def features(self, x: Tensor) -> Tensor:

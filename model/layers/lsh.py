@@ -1,4 +1,4 @@
-"""Reformer attention layer, parallel only: for training and comparison."""
+"""Reformer attention layer, which has no recurrent state."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from scanline.kernels.attention.lsh import lsh_attention, random_rotations
+from scanline.kernels.attention.lsh import CombineRounds, lsh_attention, random_rotations
 from scanline.model.config import ModelConfig
 from scanline.model.layers.attention import Attention
 from scanline.model.layers.base import State
 
-BUCKETS = 64  # as in the paper, with chunks of 32 positions
+BUCKETS = 64  # as in the paper; it uses chunks of 32 positions, 29 for MNIST and 37 for CIFAR-10
 
 
 class LshAttention(Attention):
     """Causal attention between positions with the same hash; queries are also the keys.
 
     Only ``forward`` is supported: the positions that one position sees depend on later ones, so
-    there is no recurrent state. The rotations of the hashes are drawn when the layer is created,
-    and stored with the weights under their checkpoint name ``turns``.
+    there is no recurrent state, and images are drawn by ``LinearTransformer.recompute_step``. The
+    rotations of the hashes are drawn when the layer is created, and stored with the weights under
+    their checkpoint name ``turns``.
     """
 
+    combine: CombineRounds
     turns: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         del self.key  # a query is its own key
+        self.chunk, self.combine = config.lsh_chunk, config.lsh_combine
         rounds = int(config.attention.removeprefix("lsh-"))
         drawn = random_rotations(rounds, self.n_heads, self.head_size, BUCKETS)
         self.register_buffer("turns", drawn)
@@ -37,7 +40,7 @@ class LshAttention(Attention):
     def attend(self, x: Tensor) -> Tensor:
         heads = (*x.shape[:-1], self.n_heads, self.head_size)
         qk, v = self.query(x).view(heads), self.value(x).view(heads)
-        return lsh_attention(qk, v, self.turns)
+        return lsh_attention(qk, v, self.turns, self.chunk, combine=self.combine)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> NoReturn:
         self._refuse()
@@ -47,6 +50,6 @@ class LshAttention(Attention):
 
     def _refuse(self) -> NoReturn:
         raise RuntimeError(
-            "lsh attention can be trained and scored, but cannot draw: which positions it sees "
-            "depends on later ones, so it has no recurrent state"
+            "lsh attention has no recurrent state, because which positions it sees depends on "
+            "later ones: use recompute_step"
         )

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 NAME = "fast-transformers"
+CHUNK = 32  # positions per chunk of its LSH attention, its default
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -18,7 +20,10 @@ def installed() -> bool:
 
 
 def attentions(length: int) -> dict[str, Attend]:
-    """Return its causal attention functions for a length, by our names; {} if not installed."""
+    """Return its causal attention functions for a length, by our names; {} if not installed.
+
+    Its LSH attention needs whole chunks, so shorter rows are padded and masked.
+    """
     if not installed():
         return {}
     from fast_transformers.attention.causal_linear_attention import CausalLinearAttention
@@ -31,17 +36,20 @@ def attentions(length: int) -> dict[str, Attend]:
         "softmax": lambda: FullAttention(attention_dropout=0.0),
         "lsh-1": lambda: ReformerAttention(bits=32, rounds=1, attention_dropout=0.0),
         "lsh-4": lambda: ReformerAttention(bits=32, rounds=4, attention_dropout=0.0),
+        "lsh-8": lambda: ReformerAttention(bits=32, rounds=8, attention_dropout=0.0),
     }
 
-    def attention(make: Callable[[], torch.nn.Module]) -> Attend:
-        module = make()
+    def attention(kind: str, module: torch.nn.Module) -> Attend:
+        padded = length + (-length % CHUNK if kind.startswith("lsh-") else 0)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            causal = TriangularCausalMask(length, device=q.device)
-            lengths = LengthMask(torch.full((len(q),), length), device=q.device)
+            causal = TriangularCausalMask(padded, device=q.device)
+            lengths = LengthMask(torch.full((len(q),), length), padded, device=q.device)
+            # It divides by the norms of the padding, so they must not be 0.
+            q, k, v = (F.pad(x, (0, 0, 0, 0, 0, padded - length), value=1) for x in (q, k, v))
             o: Tensor = module(q, k, v, causal, lengths, lengths)
-            return o
+            return o[:, :length]
 
         return attend
 
-    return {kind: attention(make) for kind, make in kinds.items()}
+    return {kind: attention(kind, make()) for kind, make in kinds.items()}

@@ -100,12 +100,7 @@ class RecomputingSampler(_Torch):
     """Sampler without a state, which runs the network over all earlier steps in every step."""
 
     def step(self, position: int) -> Tensor:
-        network = self.network
-        steps = torch.arange(position + 1, device=self.canvas.device).expand(self.batch, -1)
-        x = network.embed(self.canvas, steps, None)
-        for block in network.blocks:
-            x = block(x)
-        return self.write_values(network.head(network.norm(x[:, -1])), position)
+        return self.write_values(self.network.recompute_step(self.canvas, position), position)
 
 
 class _Peer(Sampler):
@@ -157,7 +152,7 @@ def check(method: str, config: ModelConfig, device: torch.device, count: int = 4
     assert isinstance(sampler, _Torch)
     parameters = torch.stack([sampler.step(position) for position in range(short.steps)], 1)
     expected = sampler.network(sampler.canvas)
-    last = slice(None) if sampler.network.config.supports_decoding else slice(-1, None)
+    last = slice(None) if sampler.network.config.has_state else slice(-1, None)
     if not torch.allclose(parameters[:, last], expected[:, last], rtol=1e-3, atol=1e-4):
         raise RuntimeError(
             f"{method} computes other parameters than its network, so it is not timed"

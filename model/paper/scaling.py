@@ -50,7 +50,7 @@ class ScalingSettings:
     repeats: int = 5
 
 
-KINDS = ("linear", "softmax", "softmax, whole matrix", "lsh-1", "lsh-4")
+KINDS = ("linear", "softmax", "softmax, whole matrix", "lsh-1", "lsh-4", "lsh-8")
 
 
 def attention(kind: str, length: int, size: ScalingSettings) -> peers.Attend | None:

@@ -7,6 +7,7 @@ section 3.1).
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ def incompatible_fields(small: ModelConfig, large: ModelConfig) -> list[str]:
 
     Growth may add the short convolution, and layers if the network is pre-norm.
     """
-    before, after = small.to_dict(), large.to_dict()
+    before, after = asdict(small), asdict(large)
     if small.short_conv == "none":
         before["short_conv"] = after["short_conv"]
     if small.norm == "pre" and small.n_layers < large.n_layers:

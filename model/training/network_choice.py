@@ -13,7 +13,10 @@ from scanline.model.training.growth import check_growable
 
 _DEFAULT_LAYERS = 4  # for a user's own images: there are few of them and little time
 # Fields taken from the checkpoint that a run starts from.
-_START_FIELDS = ("n_layers", "d_model", "d_ff", "n_heads", "attention", "feature_map")
+_START_FIELDS = (
+    "n_layers", "d_model", "d_ff", "n_heads", "attention", "feature_map", "lsh_chunk",
+    "lsh_combine",
+)  # fmt: skip
 # Fields that identify an architecture; a preset's sizes and parts may change between versions.
 _ARCHITECTURE_FIELDS = ("input", "order", "head", "norm", "activation", "positions")
 
@@ -30,6 +33,8 @@ class NetworkOverrides:
     heads: int | None = None
     attention: str | None = None
     feature_map: str | None = None
+    lsh_chunk: int | None = None
+    lsh_combine: str | None = None
 
     def apply(self, network: ModelConfig) -> ModelConfig:
         """Return the changed network; raise ``ValueError`` if it is invalid."""
@@ -37,6 +42,7 @@ class NetworkOverrides:
             "n_layers": self.layers, "d_model": self.width, "n_heads": self.heads,
             "d_ff": None if self.width is None else 4 * self.width,
             "attention": self.attention, "feature_map": self.feature_map,
+            "lsh_chunk": self.lsh_chunk, "lsh_combine": self.lsh_combine,
         }  # fmt: skip
         return replace(network, **{n: value for n, value in fields.items() if value is not None})
 

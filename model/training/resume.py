@@ -111,8 +111,8 @@ def check_resumable(
     path: Path, saved: Mapping[str, Any], model: ModelConfig, training_config: TrainingConfig
 ) -> None:
     """Raise ``CheckpointError`` if a saved run has another network or incompatible settings."""
-    network = model.to_dict()
-    if different := [name for name in network if saved["config"].get(name) != network[name]]:
+    now, then = model.to_dict(), saved["config"]
+    if different := [name for name in now | then if now.get(name) != then.get(name)]:
         raise CheckpointError(
             f"{path} was saved with another network ({', '.join(different)}); "
             "choose the same network, or another folder"

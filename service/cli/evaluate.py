@@ -255,7 +255,6 @@ def _sampling_defaults(
     from scanline.model.checkpoint import SamplingDefaults
     from scanline.model.sampling import SamplingOptions, resolve
 
-    _check_decoding(checkpoint)
     options = SamplingOptions(label=0 if with_label else None, top_p=top_p, guidance=guidance)
     params = resolve(checkpoint.model.config, checkpoint.defaults, options)
     return SamplingDefaults(params.guidance, params.top_p)
@@ -272,14 +271,6 @@ def _set_defaults(
     _echo_recorded(record_defaults(checkpoint, weights, sampling))
 
 
-def _check_decoding(checkpoint: Checkpoint) -> None:
-    """Raise ``ValueError`` if the model cannot draw."""
-    from scanline.model.decoders.reference import ReferenceDecoder
-
-    if reason := ReferenceDecoder.unsupported(checkpoint.model.config):
-        raise ValueError(reason)
-
-
 def _load_test_data(checkpoint: Checkpoint, source: DataSource, limit: int | None) -> Dataset:
     from scanline.model.training.datasets import load_test_data
 
@@ -291,7 +282,6 @@ def _load_judge_data(checkpoint: Checkpoint, source: DataSource) -> tuple[Datase
     """Load the classifier's training images and the test images."""
     from scanline.model.training.datasets import load_judge_data
 
-    _check_decoding(checkpoint)
     return load_judge_data(checkpoint.model.config, checkpoint.facts, source)
 
 

@@ -11,15 +11,17 @@ from scanline.model.network import LinearTransformer
 from scanline.model.training.learning_curve import draw_curve
 from scanline.service.images import to_grid
 
+SAMPLES = 16
+RECOMPUTED_SAMPLES = 4  # without a state, an image takes minutes
+
 
 def save_progress(model: LinearTransformer, folder: Path) -> None:
     """Write ``curve.png``, and ``samples.png`` with the same seeds each time, into a run's folder.
 
-    Networks that do not support decoding have no samples.
+    A network without a state draws by recomputation, and therefore fewer samples.
     """
     draw_curve(folder / "log.jsonl", folder / "curve.png")
-    if not model.config.supports_decoding:
-        return
-    samples = draw(Checkpoint("training", model), 16)
+    n = SAMPLES if model.config.has_state else RECOMPUTED_SAMPLES
+    samples = draw(Checkpoint("training", model), n)
     images = list(samples.reshape(len(samples), model.config.pixels, -1))
     write_atomically(folder / "samples.png", to_grid(images, model.config, 4))

@@ -64,11 +64,25 @@ def train(
     ] = None,
     heads: Annotated[int | None, typer.Option(help="n_heads instead of the preset's.")] = None,
     attention: Annotated[
-        str | None, typer.Option(help="linear, softmax, lsh-1 or lsh-4. Default: the preset's.")
+        str | None,
+        typer.Option(help="linear, softmax, lsh-1, lsh-4 or lsh-8. Default: the preset's."),
     ] = None,
     feature_map: Annotated[
         str | None,
-        typer.Option(help="Feature map of linear attention: elu, relu, polynomial or random."),
+        typer.Option(
+            help="Feature map of linear attention: elu, relu, polynomial, inhomogeneous, random or "
+            "fourier."
+        ),
+    ] = None,
+    lsh_chunk: Annotated[
+        int | None, typer.Option(help="Positions per chunk of LSH attention. Default: 32.")
+    ] = None,
+    lsh_combine: Annotated[
+        str | None,
+        typer.Option(
+            help="How LSH attention combines its rounds: union (Reformer) or mean (the paper's "
+            "authors). Default: union."
+        ),
     ] = None,
     processes: Annotated[
         int | None,
@@ -108,8 +122,9 @@ def train(
         "checkpoint_every": checkpoint_every, "evaluate_every": evaluate_every, "compile": compile_,
     }  # fmt: skip
     overrides = NetworkOverrides(
-        layers=layers, width=width, heads=heads, attention=attention, feature_map=feature_map
-    )
+        layers=layers, width=width, heads=heads, attention=attention, feature_map=feature_map,
+        lsh_chunk=lsh_chunk, lsh_combine=lsh_combine,
+    )  # fmt: skip
     options = RunOptions(
         source=DataSource(dataset, images, data_dir, download),
         size=size,

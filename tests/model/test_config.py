@@ -17,11 +17,25 @@ from tests.conftest import tiny_config
 
 @pytest.mark.parametrize(
     "config",
-    [*PRESETS.values(), tiny_config(classes=("a", "b"), start="given", input="previous")],
+    [
+        *PRESETS.values(),
+        tiny_config(classes=("a", "b"), start="given", input="previous"),
+        tiny_config(attention="lsh-4", lsh_chunk=29, lsh_combine="mean"),
+    ],
     ids=str,
 )
 def test_json_round_trip(config: ModelConfig) -> None:
     assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_default_lsh_options_are_not_stored() -> None:
+    """Checkpoints from before these options keep their digests."""
+    stored = set(tiny_config(attention="lsh-4").to_dict())
+    assert stored == {f.name for f in dataclasses.fields(ModelConfig)} - {
+        "lsh_chunk",
+        "lsh_combine",
+    }
+    assert tiny_config(attention="lsh-4", lsh_chunk=29).to_dict()["lsh_chunk"] == 29
 
 
 def test_config_is_frozen_and_hashable() -> None:
@@ -36,7 +50,7 @@ def test_config_is_frozen_and_hashable() -> None:
     [
         *(
             ({name: value}, f"{name} must be 1 to")
-            for name in ("height", "width", "n_layers", "n_heads", "d_model", "d_ff")
+            for name in ("height", "width", "n_layers", "n_heads", "d_model", "d_ff", "lsh_chunk")
             for value in (0, -3, 10**9)
         ),
         ({"channels": 2}, "channels must be 1 .grey. or 3 .RGB., not 2"),
@@ -63,6 +77,13 @@ def test_config_is_frozen_and_hashable() -> None:
             {"attention": "softmax", "feature_map": "relu"},
             "feature_map needs linear attention; leave it out with 'softmax'",
         ),
+        ({"lsh_chunk": 29}, "lsh_chunk needs LSH attention; leave it out with 'linear'"),
+        (
+            {"attention": "softmax", "lsh_combine": "mean"},
+            "lsh_combine needs LSH attention; leave it out with 'softmax'",
+        ),
+        ({"attention": "lsh-1", "lsh_combine": "sum"}, "lsh_combine must be one of union, mean"),
+        ({"attention": "lsh-2"}, "attention must be one of .* lsh-1, lsh-4, lsh-8, not 'lsh-2'"),
         ({"first_value": 256}, "first_value must be 0 to 255, not 256"),
         ({"first_value": -1}, "first_value must be 0 to 255, not -1"),
         ({"classes": ("cat", "cat")}, "class names must be different and not empty"),

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from scanline.kernels.attention.features import (
+    DIRECTED_MAPS,
     FEATURE_MAPS,
     FeatureMap,
     feature_count,
     features,
+    fourier_feature_map,
+    inhomogeneous_feature_map,
     polynomial_feature_map,
     random_directions,
     random_feature_map,
@@ -38,11 +41,18 @@ def similarity(name: str, q: Tensor, k: Tensor, directions: Tensor) -> Tensor:
     products = torch.einsum("bthk,bshk->bhts", q, k)
     if name == "polynomial":
         return products.square()
+    if name == "inhomogeneous":
+        return (products + 1).square()
     if name == "relu":
         return torch.einsum("bthk,bshk->bhts", q.clamp(min=0) + 1e-3, k.clamp(min=0) + 1e-3)
     if name == "elu":
         phi_q, phi_k = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
         return torch.einsum("bthk,bshk->bhts", phi_q, phi_k)
+    if name == "fourier":
+        unit_q, unit_k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+        difference = unit_q.unsqueeze(2) - unit_k.unsqueeze(1)  # [B, T, T, H, K]
+        estimate: Tensor = (difference @ directions.T).cos().mean(-1)
+        return estimate.permute(0, 3, 1, 2)
     assert name == "random", "add the formula of a new feature map here"
     total = torch.zeros_like(products)
     lengths = [(x.square().sum(-1) / math.sqrt(x.shape[-1]) / 2).transpose(1, 2) for x in (q, k)]
@@ -83,7 +93,8 @@ def test_feature_count_and_nonnegative_kernel(name: str) -> None:
     q, k, _, directions = qkv(20)
     phi_q, phi_k = features(q, name, directions), features(k, name, directions)
     assert phi_q.shape[-1] == feature_count(name, 5)  # type: ignore[arg-type]
-    assert (torch.einsum("bthf,bshf->bhts", phi_q, phi_k) >= 0).all()
+    if name != "fourier":  # an estimate with errors of either sign
+        assert (torch.einsum("bthf,bshf->bhts", phi_q, phi_k) >= 0).all()
     assert features(q.float(), name, directions).dtype == torch.float32
 
 
@@ -111,11 +122,39 @@ def test_random_features_estimate_the_exponential_kernel() -> None:
     assert_close(products, torch.diag(products.diagonal()))
 
 
+@pytest.mark.parametrize("c", [0.0, 1.0, 2.5])
+def test_inhomogeneous_features_have_the_shifted_polynomial_kernel(c: float) -> None:
+    q, k = torch.randn(2, 20, 6, dtype=torch.float64)
+    kernel = inhomogeneous_feature_map(q, c) @ inhomogeneous_feature_map(k, c).T
+    assert_close(kernel, (q @ k.T + c) ** 2)
+    if c:  # the same attention with c = 1 and other lengths of q and k
+        one = inhomogeneous_feature_map(q / c**0.5) @ inhomogeneous_feature_map(k / c**0.5).T
+        assert_close(one / one.sum(1, keepdim=True), kernel / kernel.sum(1, keepdim=True))
+
+
+def test_fourier_features_estimate_the_gaussian_kernel() -> None:
+    """The mean of many draws is within five standard errors; a key equal to the query has 1."""
+    q, k = torch.randn(2, 6, 4, dtype=torch.float64)
+    unit_q, unit_k = q / q.norm(dim=1, keepdim=True), k / k.norm(dim=1, keepdim=True)
+    expected = (-(unit_q.unsqueeze(1) - unit_k).square().sum(-1) / 2).exp()
+    draws = []
+    for _ in range(1000):
+        directions = random_directions(4).double()
+        phi_q, phi_k = (fourier_feature_map(x, directions) for x in (q, k))
+        draws.append(phi_q @ phi_k.T)
+        assert_close((phi_q * fourier_feature_map(3 * q, directions)).sum(1), torch.ones(6))
+    drawn = torch.stack(draws)
+    error = drawn.std(0) / math.sqrt(len(drawn))
+    assert ((drawn.mean(0) - expected).abs() < 5 * error).all()
+    assert (error < 0.05 * expected).all()
+
+
 def test_random_features_of_large_inputs_are_finite() -> None:
     directions = random_directions(32)
     far = torch.linspace(-1e4, 1e4, 9).unsqueeze(-1) * torch.randn(32)
     assert random_feature_map(far, directions).isfinite().all()
     assert random_feature_map(directions, directions).isfinite().all()
+    assert fourier_feature_map(far, directions).isfinite().all()
 
 
 def test_invalid_feature_maps_raise() -> None:
@@ -123,8 +162,9 @@ def test_invalid_feature_maps_raise() -> None:
     for form in (naive_linear_attention, linear_attention):
         with pytest.raises(ValueError, match=f"one of {', '.join(FEATURE_MAPS)}, or None, not"):
             form(q, k, v, feature_map="cosine")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="'random' needs directions"):
-            form(q, k, v, feature_map="random")
+        for name in DIRECTED_MAPS:
+            with pytest.raises(ValueError, match=f"'{name}' needs directions"):
+                form(q, k, v, feature_map=name)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="q and k must both be"):
             form(q, k[:, 1:], v, feature_map="polynomial")
     assert get_type_hints(ModelConfig)["feature_map"] == FeatureMap

@@ -53,7 +53,12 @@ CONV = tiny_config(
 KINDS = {"grey": GREY, "rgb": RGB, "paper": PAPER, "conv": CONV}
 every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
 # Including layers that a backend may not support.
-LAYERS = KINDS | {"softmax": dataclasses.replace(GREY, attention="softmax")}
+LAYERS = KINDS | {
+    "softmax": dataclasses.replace(GREY, attention="softmax"),
+    "lsh": dataclasses.replace(
+        GREY, attention="lsh-4"
+    ),  # no state, and one chunk, so exactly causal
+}
 every_layer = pytest.mark.parametrize("config", LAYERS.values(), ids=LAYERS.keys())
 
 

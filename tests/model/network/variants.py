@@ -67,7 +67,7 @@ LAYERS = {
     for value in get_args(get_type_hints(ModelConfig)[option])
     if value != getattr(ModelConfig, option)
 }
-SEEN = {name: config for name, config in (FEW | LAYERS).items() if config.supports_decoding}
+SEEN = {name: config for name, config in (FEW | LAYERS).items() if config.has_state}
 every_layer = pytest.mark.parametrize("config", SEEN.values(), ids=SEEN.keys())
 
 

@@ -67,3 +67,28 @@ def test_peer_attention_equals_ours() -> None:
         mine = scaling.attention(kind, 48, SMALL)
         assert mine is not None
         assert_close(mine(q, k, v), theirs[kind](q, k, v))
+
+
+@pytest.mark.parametrize("length", [16, 32, 48])
+@pytest.mark.parametrize("kind", ["lsh-1", "lsh-8"])
+def test_peer_lsh_attention_is_causal_at_any_length(kind: str, length: int) -> None:
+    """Rows are padded to whole chunks; one chunk is attention to all earlier positions."""
+    pytest.importorskip("fast_transformers")
+    attend = peers.attentions(length)[kind]
+    leaves = [torch.randn(2, length, 2, 8, requires_grad=True) for _ in range(3)]
+    q, _, v = leaves
+    o = attend(*leaves)
+    scores = torch.einsum("bthk,bshk->bhts", q, q / q.norm(dim=-1, keepdim=True)) / 8**0.5
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+    if length <= peers.CHUNK:
+        assert_close(o, torch.einsum("bhts,bshv->bthv", weights, v))
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(o.sum(), (q, v)))
+    changed = v.detach().clone()
+    changed[:, length - 3] += 1
+    torch.manual_seed(1)
+    before = attend(*leaves)
+    torch.manual_seed(1)
+    difference = (attend(q, q, changed) - before).abs().amax((0, 2, 3))
+    assert (difference[: length - 3] == 0).all()
+    assert difference[length - 3 :].max() > 0

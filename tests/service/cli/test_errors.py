@@ -1,7 +1,6 @@
 """User errors: a message without traceback, and the exit status."""
 
 import platform
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from scanline.model.paper.experiment import Experiment
 from tests.service.cli.command_line import run_command
-from tests.service.fixtures import GREY, random_picture, save_tiny
+from tests.service.fixtures import GREY, random_picture
 
 FOREIGN_ISA = "avx2" if platform.machine() in ("aarch64", "arm64") else "neondot"
 WRONG: list[tuple[list[object], str]] = [
@@ -158,16 +157,6 @@ def test_data_dir_is_accepted_by_experiments_with_data_only(
     assert (f"{name} of data" if reads else "No such option: --data-dir") in error
     assert run_command("paper", name, "--quick") == 1
     assert f"{name} of None" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["--samples", "--holes"])
-def test_models_that_cannot_draw_are_refused_before_the_classifier_is_trained(
-    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_tiny(tmp_path, "hashed", replace(GREY, attention="lsh-1"))
-    given = ["--weights", tmp_path, "--images", tmp_path / "nowhere"]
-    assert run_command("evaluate", *given, option, 9) == 1
-    assert "no recurrent state" in " ".join(capsys.readouterr().err.split())
 
 
 def test_control_characters_in_messages_are_escaped(

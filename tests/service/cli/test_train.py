@@ -83,23 +83,31 @@ def test_train_resumes_and_its_result_can_be_sampled_and_evaluated(
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "draws"),
+    ("options", "fields"),
     [
-        (["--attention", "softmax"], ("softmax", "elu"), True),
-        (["--feature-map", "polynomial"], ("linear", "polynomial"), True),
-        (["--attention", "lsh-1"], ("lsh-1", "elu"), False),
+        (["--attention", "softmax"], {"attention": "softmax"}),
+        (["--feature-map", "fourier"], {"feature_map": "fourier"}),
+        (
+            ["--attention", "lsh-8", "--lsh-chunk", 7, "--lsh-combine", "mean"],
+            {"attention": "lsh-8", "lsh_chunk": 7, "lsh_combine": "mean"},
+        ),
     ],
+    ids=["softmax", "fourier", "lsh"],
 )
-def test_train_accepts_each_kind_of_attention(
-    photographs: Path, options: list[str], kind: tuple[str, str], draws: bool
+def test_train_accepts_each_kind_of_attention_and_draws_with_it(
+    photographs: Path, options: list[object], fields: dict[str, object]
 ) -> None:
     small = ["--images", photographs, "--size", 8, "--grey", "--layers", 1, "--width", 8,
              "--heads", 2, "--batch", 4, "--precision", "fp32", "--steps", 1]  # fmt: skip
     assert run_command("train", *small, *options, "--out", "run") == 0
     config = load_checkpoint(Path("run/run.safetensors")).model.config
-    assert (config.attention, config.feature_map) == kind
+    assert config.to_dict() == config.to_dict() | fields
     assert Path("run/curve.png").exists()
-    assert Path("run/samples.png").exists() is draws
+    with Picture.open("run/samples.png") as samples:
+        assert len(samples.getcolors() or []) > 8
+    trained = ["--weights", "run", "--model", "run"]
+    assert run_command("sample", "drawn.png", *trained, "-n", 1) == 0
+    assert Path("drawn.png").exists()
 
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
