@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,7 +10,9 @@ from torch.nn import functional as F
 from scanline.kernels.ops.embedding import embedding_sum
 from scanline.kernels.ops.linear import full_precision_linear
 from scanline.model.config import NEIGHBOURS, TABLE_ENTRIES, VALUES, ModelConfig
+from scanline.model.portable_math import exp, sin_cos
 
+LN_BASE = 9.210340371976184  # ln 10,000
 OUTSIDE = VALUES  # id of a neighbour outside the image or not yet decided
 
 
@@ -29,9 +30,11 @@ def sinusoidal_code(positions: Tensor, size: int) -> Tensor:
 
     ``positions: [P]`` → float32 ``[P, size]``, with sines in the even columns.
     """
-    frequencies = torch.exp(torch.arange(0, size, 2).float() * (-math.log(10_000.0) / size))
-    angles = positions.float().unsqueeze(1) * frequencies
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+    exponents = torch.arange(0, size, 2).float() * (-LN_BASE / size)
+    frequencies = torch.from_numpy(exp(exponents.double().numpy())).float()
+    angles = positions.cpu().float().unsqueeze(1) * frequencies
+    code = np.stack(sin_cos(angles.double().numpy()), -1)
+    return torch.from_numpy(code).float().flatten(1)
 
 
 class PreviousInput(nn.Module):

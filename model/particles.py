@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import NO_SLOT, Decoder, InputBatch
 from scanline.model.noise import resampling_noise
+from scanline.model.portable_math import exp, running_sum
 
 MAX_PARTICLES = 64
+LN_2 = 0.6931471805599453
 COLLAPSED = 1.5  # effective sample size below which one particle has nearly all the weight
 
 
@@ -96,7 +98,7 @@ class ParticleFilter:
             return
         weights = self._normalize_weights()
         points = (float(self._uniforms[stop[0]]) + np.arange(count)) / count
-        chosen = np.searchsorted(weights.cumsum(), points, side="right").clip(max=count - 1)
+        chosen = np.searchsorted(running_sum(weights)[1:], points, side="right").clip(max=count - 1)
         copies = np.bincount(chosen, minlength=count)
         dead = np.flatnonzero(copies == 0)
         sources = np.repeat(np.arange(count), np.maximum(copies - 1, 0))
@@ -113,27 +115,31 @@ class ParticleFilter:
         if self._updated_to < end:
             self._add_weights(decoder, end)
         point = float(self._uniforms[-1])
-        chosen = int(np.searchsorted(self._normalize_weights().cumsum(), point, side="right"))
+        chosen = int(
+            np.searchsorted(running_sum(self._normalize_weights())[1:], point, side="right")
+        )
         chosen = min(chosen, len(self.slots) - 1)
         if chosen != self.displayed:
             self._display(decoder, chosen, end, show)
 
     def _add_weights(self, decoder: Decoder, position: int) -> None:
         passed = np.flatnonzero(self._known[self._updated_to : position]) + self._updated_to
-        bits = decoder.bits[np.ix_(self.slots, passed)].sum(1, dtype=np.float64)
-        self._log_weights -= math.log(2) * bits
+        bits = decoder.bits[np.ix_(self.slots, passed)].astype(np.float64)
+        self._log_weights -= LN_2 * running_sum(bits)[:, -1]
         self._updated_to = position
-        weights = np.exp(self._log_weights - self._log_weights.max())
-        self.effective_size = float(weights.sum() ** 2 / (weights**2).sum())
+        weights = exp(self._log_weights - self._log_weights.max())
+        total, squares = running_sum(weights)[-1], running_sum(weights * weights)[-1]
+        self.effective_size = float(total * total / squares)
         self.min_effective_size = min(self.min_effective_size, self.effective_size)
 
     def _normalize_weights(self) -> NDArray[np.float64]:
         """Return the normalised weights, add their mean to the evidence, and reset them."""
         top = self._log_weights.max()
-        weights: NDArray[np.float64] = np.exp(self._log_weights - top)
-        self.log_evidence += float(top + np.log(weights.mean()))
+        weights = exp(self._log_weights - top)
+        total = running_sum(weights)[-1]
+        self.log_evidence += float(top) + math.log(total / len(weights))
         self._log_weights[:] = 0
-        weights /= weights.sum()
+        weights /= total
         return weights
 
     def _display(

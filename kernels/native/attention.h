@@ -3,6 +3,7 @@
 // steps.
 #pragma once
 
+#include "functions.h"
 #include "matrix.h"
 
 namespace scanline {
@@ -61,15 +62,15 @@ private:
     template <int R, typename Emit>
     void attend_rows(const float* q, const KeysValues& steps, int confirmed, Emit emit) const {
         float* const z = kv_ + K_ * V_;
-        Vec products[R] = {};
-        for (int i = 0; i < V_; i += LANES) {
+        Lanes products[R];
+        for_each_vector(V_, [&](int i, auto part) ALWAYS_INLINE {
             Vec sums = load(z + i);
             for (int r = 0; r < R; ++r) {
                 sums = sums + load(steps.k + r * steps.stride + i);
                 if (r + 1 == confirmed) store(z + i, sums);
-                products[r] = fma(load(q + r * steps.stride + i), sums, products[r]);
+                products[r][part] = fma(load(q + r * steps.stride + i), sums, products[r][part]);
             }
-        }
+        });
         float denominators[R];
         for (int r = 0; r < R; ++r) denominators[r] = horizontal_sum(products[r]) + ATTENTION_EPS;
         int j = 0;

@@ -6,7 +6,7 @@ advance, so that a Docker image built this way runs without a compiler.
 
 Environment variables: ``CXX`` is the compiler command, ``SCANLINE_CACHE`` the folder of builds
 (default ``~/.cache/scanline``), ``SCANLINE_CXXFLAGS`` adds compiler flags (such as
-``-fsanitize=address``).
+``-fsanitize=address``), ``SCANLINE_ISA`` is the ISA to use instead of the CPU's best.
 """
 
 from __future__ import annotations
@@ -139,16 +139,23 @@ def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
     """Load a source's build for an ISA, building it if needed.
 
     Args:
-        isa: Name of the ISA; by default the best one that the CPU has and the compiler knows.
+        isa: Name of the ISA; by default ``SCANLINE_ISA``, or the best one that the CPU has and the
+            compiler knows.
         source: The C++ file.
 
     Raises:
         ValueError: Unknown ISA.
-        NativeBuildError: The CPU lacks the ISA or the code cannot be built.
+        NativeBuildError: The CPU lacks the ISA, the code cannot be built, or SCANLINE_ISA is
+            unknown.
         InterruptedBuildError: The compiler was interrupted.
     """
     if isa is not None:
         check_isa(isa)
+    elif isa := os.environ.get("SCANLINE_ISA") or None:
+        try:
+            check_isa(isa)
+        except ValueError as error:
+            raise NativeBuildError(f"SCANLINE_ISA: {error}") from None
     available = cpu_isas()
     failures: list[NativeBuildError] = []
     for one in available if isa is None else [isa]:

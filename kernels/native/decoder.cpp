@@ -28,6 +28,7 @@ extern "C" {
 // write the reason to `error`.
 scanline::Decoder* scanline_open(const Config* config, const Weights* weights, const Arrays* arrays,
                                  char* error, int size) {
+    const scanline::DefaultFloatMode mode;
     try {
         return new scanline::Decoder(*config, *weights, *arrays);
     } catch (const std::system_error&) {
@@ -45,6 +46,7 @@ void scanline_close(scanline::Decoder* decoder) { delete decoder; }
 
 // Decide up to n more pixels of each slot. Entries of -1 are ignored.
 int scanline_step(scanline::Decoder* decoder, const int32_t* slots, int count, int n) {
+    const scanline::DefaultFloatMode mode;
     if (!decoder->collect(slots, count, true)) return BAD_SLOTS;
     decoder->step(n);
     return DONE;
@@ -53,6 +55,7 @@ int scanline_step(scanline::Decoder* decoder, const int32_t* slots, int count, i
 // Reset slots and prefill their first `lengths` pixels. `slots` includes twins, and no -1.
 int scanline_begin(scanline::Decoder* decoder, const int32_t* slots, const int32_t* lengths,
                    int count) {
+    const scanline::DefaultFloatMode mode;
     if (!decoder->collect(slots, count, false)) return BAD_SLOTS;
     return decoder->begin(lengths) ? DONE : BAD_LENGTHS;
 }

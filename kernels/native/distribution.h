@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "vector.h"
+#include "functions.h"
 
 namespace scanline {
 
@@ -22,19 +22,17 @@ inline float to_unit(int value) { return static_cast<float>(value) / 127.5f - 1.
 
 // ln Σ e^x over `size` values, a multiple of LANES.
 inline float log_sum_exp(const float* x, int size) {
-    Vec top = load(x);
-    for (int i = LANES; i < size; i += LANES) top = max(top, load(x + i));
-    const float maximum = horizontal_max(top);
-    Vec total = {};
-    for (int i = 0; i < size; i += LANES) total = total + exp(load(x + i) - maximum);
-    return maximum + std::log(horizontal_sum(total));
+    const float maximum = row_max(x, size);
+    Lanes total;
+    for_each_vector(size, [&](int i, auto part) ALWAYS_INLINE {
+        total[part] = total[part] + exp(load(x + i) - maximum);
+    });
+    return maximum + log(horizontal_sum(total));
 }
 
 // weight ∝ e^((x - max) / temperature)
 inline void softmax_weights(const float* x, int size, float temperature, float* weights) {
-    Vec top = load(x);
-    for (int i = LANES; i < size; i += LANES) top = max(top, load(x + i));
-    const float maximum = horizontal_max(top);
+    const float maximum = row_max(x, size);
     for (int i = 0; i < size; i += LANES)
         store(weights + i, exp((load(x + i) - maximum) / temperature));
 }
@@ -42,16 +40,12 @@ inline void softmax_weights(const float* x, int size, float temperature, float* 
 // Return the first index whose cumulative weight exceeds u × total, or the last index with weight if
 // none does, because of rounding or NaN. Weights are summed in groups of 16, then within one group.
 inline int inverse_cdf(const float* weights, int size, float u) {
-    constexpr int GROUP = 16;
-    static_assert(GROUP % LANES == 0);
+    constexpr int GROUP = SUM_LANES;
     float before[VALUES / GROUP + 1];
     before[0] = 0.0f;
     const int groups = (size + GROUP - 1) / GROUP;
-    for (int group = 0; group < groups; ++group) {
-        Vec total = {};
-        for (int i = 0; i < GROUP; i += LANES) total = total + load(weights + group * GROUP + i);
-        before[group + 1] = before[group] + horizontal_sum(total);
-    }
+    for (int group = 0; group < groups; ++group)
+        before[group + 1] = before[group] + row_sum(weights + group * GROUP, GROUP);
     const float threshold = u * before[groups];
     int group = 0;
     while (group < groups - 1 && !(before[group + 1] > threshold)) ++group;
@@ -80,14 +74,14 @@ inline int argmax(const float* x, int size) {
 //
 //   σ(away + half) - σ(away - half) = half · sinh_ratio · e^-away / (upper · lower)
 struct Bin {
-    Vec half, away, up, down;  // e^half and e^-half
-    Vec upper, lower;          // 1 + e^(half - away), 1 + e^(-half - away)
-    Vec sinh_ratio;               // 2 sinh(half) / half
+    Vec half, away, up, down, near;  // e^half, e^-half and e^-away
+    Vec upper, lower;                // 1 + e^(half - away), 1 + e^(-half - away)
+    Vec sinh_ratio;                  // 2 sinh(half) / half
 
     Bin(Vec centred, Vec inverse)
         : half(inverse * (1.0f / 255.0f)), away(absolute(inverse * centred)), up(exp(half)),
-          down(exp(-half)) {
-        const Vec near = exp(-away), h2 = half * half;
+          down(exp(-half)), near(exp(-away)) {
+        const Vec h2 = half * half;
         upper = 1.0f + near * up, lower = 1.0f + near * down;
         // For small `half` use the series, because the difference of exponentials would cancel.
         Vec series = fma(h2, broadcast(1.0f / 72.0f), broadcast(1.0f));
@@ -96,6 +90,7 @@ struct Bin {
         series = fma(h2 * series, broadcast(1.0f / 6.0f), broadcast(1.0f)) * 2.0f;
         sinh_ratio = select((VecInt)(half < 1.0f), series, (up - down) / half);
     }
+    Vec width() const { return half * sinh_ratio; }  // 2 sinh(half)
 };
 
 // ln P(value) under one discretised logistic per lane.
@@ -165,36 +160,43 @@ inline void add_log_probs(float value, const float* means, const float* log_scal
 // `add_log_probs`, vectorised over values instead of components.
 inline void value_probabilities(const float* weights, const float* means, const float* log_scales,
                                 float* total) {
+    alignas(64) float inverses[PADDED_MIXTURES], ups[PADDED_MIXTURES], downs[PADDED_MIXTURES],
+        widths[PADDED_MIXTURES], low_tails[PADDED_MIXTURES], high_tails[PADDED_MIXTURES];
+    for (int m = 0; m < PADDED_MIXTURES; m += LANES) {
+        const Vec inverse = exp(-load(log_scales + m));
+        // What an edge's bin, which extends to infinity in direction `sign`, holds besides its inner part.
+        const auto tail = [&](int value, float sign) ALWAYS_INLINE {
+            const Bin bin(to_unit(value) - load(means + m), inverse);
+            const Vec inwards = inverse * (to_unit(value) - load(means + m)) * sign - bin.half;
+            return 1.0f / (1.0f + exp(inwards)) - bin.width() * bin.near / (bin.upper * bin.lower);
+        };
+        const Bin bin(Vec{}, inverse);
+        store(inverses + m, inverse);
+        store(ups + m, bin.up);
+        store(downs + m, bin.down);
+        store(widths + m, bin.width());
+        store(low_tails + m, tail(0, -1.0f));
+        store(high_tails + m, tail(VALUES - 1, 1.0f));
+    }
+    alignas(64) float lanes[LANES];
+    for (int i = 0; i < LANES; ++i) lanes[i] = static_cast<float>(i);
     std::fill_n(total, VALUES, 0.0f);
     for (int m = 0; m < MIXTURES; ++m) {
-        const float inverse = std::exp(-log_scales[m]), half = inverse / 255.0f;
-        const float up = std::exp(half), down = std::exp(-half);
-        const float width = 2.0f * std::sinh(half);
-        alignas(64) float lanes[LANES];
-        for (int i = 0; i < LANES; ++i) lanes[i] = static_cast<float>(i);
         for (int v = 0; v < VALUES; v += LANES) {
             const Vec x = (load(lanes) + static_cast<float>(v)) / 127.5f - 1.0f;
-            const Vec near = exp(-absolute((x - means[m]) * inverse));
-            const Vec mass = width * near / ((1.0f + near * up) * (1.0f + near * down));
+            const Vec near = exp(-absolute((x - means[m]) * inverses[m]));
+            const Vec mass = widths[m] * near / ((1.0f + near * ups[m]) * (1.0f + near * downs[m]));
             store(total + v, fma(mass, broadcast(weights[m]), load(total + v)));
         }
-        // The first and the last bin extend to infinity.
-        const auto widen_edge_bin = [&](int value, float away) {
-            const float x = to_unit(value), near = std::exp(-std::fabs((x - means[m]) * inverse));
-            const float inner = width * near / ((1.0f + near * up) * (1.0f + near * down));
-            total[value] += weights[m] * (1.0f / (1.0f + std::exp(away)) - inner);
-        };
-        widen_edge_bin(0, -inverse * (to_unit(0) - means[m] + 1.0f / 255.0f));
-        widen_edge_bin(VALUES - 1, inverse * (to_unit(VALUES - 1) - means[m] - 1.0f / 255.0f));
+        total[0] += weights[m] * low_tails[m];
+        total[VALUES - 1] += weights[m] * high_tails[m];
     }
 }
 
 // Nucleus sampling: zero all weights except the most likely ones that hold `top_p` of the total. Ties
 // are broken in favour of the lower value.
 inline void apply_top_p(float* weights, int size, float top_p) {
-    Vec sums = {};
-    for (int i = 0; i < size; i += LANES) sums = sums + load(weights + i);
-    const float total = horizontal_sum(sums);
+    const float total = row_sum(weights, size);
     // Dropped before sorting to save time: together these hold less than half of 1 - top_p.
     const float cutoff = (1.0f - top_p) * total / (2 * VALUES);
     int order[VALUES], count = 0;

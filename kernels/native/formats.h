@@ -10,6 +10,7 @@
 #include <climits>
 #include <cmath>
 
+#include "buffer.h"
 #include "vector.h"
 
 namespace scanline {
@@ -27,6 +28,11 @@ constexpr bool BF16_DOT = false;
 constexpr bool INT16_DOT = true;  // vpmaddwd: dot product of int16 pairs
 #else
 constexpr bool INT16_DOT = false;
+#endif
+#if defined(__aarch64__)
+constexpr bool WIDENING = true;  // smlal: product of int16 vectors with sums of 32 bits
+#else
+constexpr bool WIDENING = false;
 #endif
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr bool INT8_DOT = true;  // vpdpbusd: dot product of four bytes, unsigned × signed
@@ -62,9 +68,23 @@ constexpr int DOT_WIDTH = F == Format::INT8 && INT8_DOT                         
 template <Format F>
 constexpr int DOT_STEPS = GROUP_SIZE<F> / DOT_WIDTH<F>;
 
+// True if integers are multiplied by widening instructions, each of which takes one input of a group and
+// a vector of outputs. Their weights are then side by side.
+template <Format F>
+constexpr bool WIDENS = WIDENING && is_integer(F) && DOT_WIDTH<F> == 1;
+
 // Position of a group's 8-bit weights within their four bytes. Without 8-bit dot products, two weights
 // that are multiplied together are in the same half of two 16-bit numbers, so that shifts unpack them.
 constexpr size_t byte_in_group(size_t input) { return INT8_DOT ? input : input / 2 + input % 2 * 2; }
+
+// Position of a weight, as a number of weights, in a panel of `panel` outputs.
+inline size_t weight_position(Format f, size_t input, size_t output, size_t panel) {
+    const auto size = static_cast<size_t>(group_size(f)), lanes = static_cast<size_t>(LANES);
+    const size_t group = input / size, i = input % size, vector = output / lanes * lanes;
+    if (f == Format::INT16 ? WIDENS<Format::INT16> : f == Format::INT8 && WIDENS<Format::INT8>)
+        return (group * panel + vector) * size + (i % 2 * lanes + output % lanes) * (size / 2) + i / 2;
+    return (group * panel + output) * size + (f == Format::INT8 ? byte_in_group(i) : i);
+}
 
 constexpr int weight_bytes(Format f) {
     return f == Format::FLOAT32 ? 4 : f == Format::INT8 ? 1 : 2;
@@ -74,13 +94,14 @@ constexpr int weight_bytes(Format f) {
 constexpr int input_multiple(Format f) { return TILES && is_integer(f) ? TILE_INPUTS : 4; }
 
 // The largest quantized input, and the largest sum of absolute weights of one output. Their product
-// fits in 32 bits. For int16, weights and inputs get about the same precision.
+// fits in 32 bits, also with INT8_OFFSET. For int16, weights and inputs get about the same precision.
+// They decide how inputs and weights are rounded, so `inputs` must be the same on every CPU.
 inline int max_input(Format f, int inputs) {
     if (f == Format::INT8) return INT8_MAX;
     return std::min(INT16_MAX, static_cast<int>(std::sqrt(0x1p35 / inputs)));
 }
 inline int max_weight_sum(Format f, int inputs) {
-    return INT_MAX / (max_input(f, inputs) + (f == Format::INT8 ? INT8_OFFSET : 0));
+    return INT_MAX / (max_input(f, inputs) + (f == Format::INT8 ? 128 : 0));
 }
 
 typedef uint32_t VecUnsigned __attribute__((vector_size(sizeof(Vec)), may_alias));
@@ -92,7 +113,9 @@ typedef int16_t VecInt16Pairs __attribute__((vector_size(sizeof(Vec)), may_alias
 template <Format F>
 ALWAYS_INLINE inline VecInt unpack(const std::byte* address, size_t dot_step) {
     const VecInt weights = *reinterpret_cast<const VecInt*>(address);
-    if constexpr (DOT_STEPS<F> == 1) return weights;
+    if constexpr (DOT_STEPS<F> == 1 || (F == Format::INT16 && WIDENS<F>)) return weights;
+    if constexpr (WIDENS<F>)
+        return (VecInt)(dot_step < 2 ? (VecInt16Pairs)weights << 8 >> 8 : (VecInt16Pairs)weights >> 8);
     if constexpr (DOT_STEPS<F> == 4)
         return weights << (24 - 8 * static_cast<int>(byte_in_group(dot_step))) >> 24;
     if constexpr (F == Format::INT8)
@@ -106,15 +129,18 @@ ALWAYS_INLINE inline VecInt unpack(const std::byte* address, size_t dot_step) {
 template <Format F>
 ALWAYS_INLINE inline Vec broadcast_input(const std::byte* row, size_t k, size_t dot_step) {
     k += dot_step * DOT_WIDTH<F>;
+    if constexpr (WIDENS<F>)
+        return (Vec)(VecInt16Pairs{} + reinterpret_cast<const int16_t*>(row)[k]);
     if constexpr (is_integer(F) && DOT_WIDTH<F> == 1)
         return (Vec)(VecInt{} + reinterpret_cast<const int16_t*>(row)[k]);
     return broadcast(*reinterpret_cast<const float*>(row + k * (4 / DOT_WIDTH<F>)));
 }
 
-// sum += weights · a. Integers wrap modulo 2^32, because the unused extra row of an odd block (see
-// PackedLinear::multiply) may overflow.
+// sum += weights · a, both for step `dot_step`. Integers wrap modulo 2^32, because the unused extra row of
+// an odd block (see PackedLinear::multiply) may overflow.
 template <Format F>
-ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
+ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a,
+                                     [[maybe_unused]] size_t dot_step = 0) {
     if constexpr (is_integer(F)) {
 #if defined(__AVX512VNNI__)
         const auto total = (__m512i)sum;
@@ -143,7 +169,14 @@ ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
             return;
         }
 #endif
+#if defined(__aarch64__)
+        const auto w = (int16x8_t)weights, x = (int16x8_t)a;
+        sum = (Vec)(dot_step % 2 == 0
+                        ? vmlal_s16((int32x4_t)sum, vget_low_s16(w), vget_low_s16(x))
+                        : vmlal_high_s16((int32x4_t)sum, w, x));
+#else
         sum = (Vec)((VecUnsigned)sum + (VecUnsigned)weights * (VecUnsigned)a);
+#endif
 #endif
         return;
     }
@@ -200,14 +233,14 @@ public:
               format_ == Format::BF16 ? round_to_bf16(v) : v);
     }
 
-    // Convert complete rows of `inputs` values for `multiply`. Integer formats are quantized into
-    // `output`, which may be the same memory; other formats return `rows` unchanged.
-    const std::byte* finish(const std::byte* rows, size_t stride, int count, int inputs,
+    // Convert complete rows of `width` values for `multiply`. Integer formats are quantized to at most
+    // `limit` into `output`, which may be the same memory; other formats return `rows` unchanged.
+    const std::byte* finish(const std::byte* rows, size_t stride, int count, int width, int limit,
                             std::byte* output) const {
         if (!is_integer(format_)) return rows;
         const bool planes = format_ == Format::INT16 && uses_tiles(format_, count);
         for (int r = 0; r < count; ++r)
-            quantize(rows + r * stride, stride, inputs, planes, output + r * stride);
+            quantize(rows + r * stride, stride, width, limit, planes, output + r * stride);
         return output;
     }
 
@@ -217,11 +250,11 @@ public:
     }
 
 private:
-    void quantize(const std::byte* row, size_t stride, int inputs, bool planes,
+    void quantize(const std::byte* row, size_t stride, int width, int max_number, bool planes,
                   std::byte* output) const {
         const float* const x = reinterpret_cast<const float*>(row);
         VecInt bits = {};  // of the largest magnitude; as integers, infinity and NaN are above all
-        for (int i = 0; i < inputs; i += LANES) {
+        for (int i = 0; i < width; i += LANES) {
             const VecInt magnitude = (VecInt)absolute(load(x + i));
             bits = magnitude > bits ? magnitude : bits;
         }
@@ -229,7 +262,7 @@ private:
         // NaN if the row holds infinity or NaN, which integers cannot represent.
         const float nan_or_zero = horizontal_sum(maxima * 0.0f);
         const float size = std::max(horizontal_max(maxima), 1e-30f);
-        const float limit = static_cast<float>(max_input(format_, inputs));
+        const float limit = static_cast<float>(max_number);
         const Vec factor = broadcast(limit / size);
         // Adding 1.5 · 2^23 rounds to an integer, which is then in the low bits.
         const auto number = [&](int i) ALWAYS_INLINE {
@@ -239,9 +272,9 @@ private:
             *reinterpret_cast<VecInt8*>(address) = __builtin_convertvector(numbers, VecInt8);
         };
         if (format_ == Format::INT8 && INT8_DOT)
-            for (int i = 0; i < inputs; i += LANES) put_bytes(output + i, number(i) + INT8_OFFSET);
+            for (int i = 0; i < width; i += LANES) put_bytes(output + i, number(i) + INT8_OFFSET);
         else if (planes)
-            for (int i = 0; i < inputs; i += TILE_INPUTS) {
+            for (int i = 0; i < width; i += TILE_INPUTS) {
                 // Read all values before writing, because the memory may be shared.
                 VecInt numbers[TILE_INPUTS / LANES];
                 for (int j = 0; j < TILE_INPUTS; j += LANES) numbers[j / LANES] = number(i + j);
@@ -251,7 +284,7 @@ private:
                 }
             }
         else
-            for (int i = 0; i < inputs; i += LANES)
+            for (int i = 0; i < width; i += LANES)
                 *reinterpret_cast<VecInt16*>(output + i * 2) =
                     __builtin_convertvector(number(i), VecInt16);
         reinterpret_cast<float*>(output + stride)[-1] = size / limit + nan_or_zero;

@@ -2,6 +2,8 @@
 // definitions see model/heads.py.
 #pragma once
 
+#include <cfloat>
+
 #include "distribution.h"
 
 namespace scanline {
@@ -54,7 +56,7 @@ private:
             Mixture mixture;
             parse_mixture(parameters, channels_, mixture);
             alignas(64) float weights[PADDED_MIXTURES], means[PADDED_MIXTURES];
-            const float log_temperature = std::log(temperature);
+            const float log_temperature = log(std::max(temperature, FLT_MIN));
             const float maximum =
                 *std::max_element(mixture.weights, mixture.weights + PADDED_MIXTURES);
             for (int m = 0; m < PADDED_MIXTURES; m += LANES)
@@ -187,9 +189,9 @@ private:
         for (int channel = 0; channel < channels_; ++channel) {
             channel_means(mixture, channel, scaled, means);
             const float u = sampling.uniforms[1 + channel];
-            const float scale = std::exp(mixture.log_scales[channel][component]);
-            const float drawn =
-                means[component] + sampling.temperature * scale * (std::log(u) - std::log1p(-u));
+            const float scale = exp(mixture.log_scales[channel][component]);
+            const float drawn =  // 1 - u is exact, see `uniforms`
+                means[component] + sampling.temperature * scale * (log(u) - log(1.0f - u));
             // Rounding half up gives exactly the bins of the likelihood, including the edges. The
             // comparisons turn NaN into 0, because converting it to an integer is undefined.
             const float value = std::floor((drawn + 1.0f) * 127.5f + 0.5f);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "abi.h"
+#include "buffer.h"
 #include "vector.h"
 
 namespace scanline {
@@ -145,14 +146,12 @@ public:
 
     template <typename Emit>
     void apply(const float* x, Emit emit) const {
-        Vec total = {};
-        for (int i = 0; i < padded_; i += LANES) total = total + load(x + i);
-        const Vec mean = broadcast(horizontal_sum(total) / static_cast<float>(size_));
-        Vec squares = {};
-        for (int i = 0; i < padded_; i += LANES) {
+        const Vec mean = broadcast(row_sum(x, padded_) / static_cast<float>(size_));
+        Lanes squares;
+        for_each_vector(padded_, [&](int i, auto part) ALWAYS_INLINE {
             const Vec centred = (load(x + i) - mean) * load(mask_.get() + i);
-            squares = fma(centred, centred, squares);
-        }
+            squares[part] = fma(centred, centred, squares[part]);
+        });
         const float variance = horizontal_sum(squares) / static_cast<float>(size_);
         // If the variance is infinite, `variance * 0` makes the result NaN, as in PyTorch, instead of
         // 0.

@@ -1,7 +1,7 @@
 // Weight matrices packed for streaming, and their product with a few rows of activations.
 //
 // Outputs are grouped in panels of PANEL. A panel holds, for each input (float32), pair of inputs (16
-// bits) or group of four (8 bits), the weights of all its outputs side by side. A kernel keeps one
+// bits) or group of four (8 bits), the weights of all its outputs (`weight_position`). A kernel keeps one
 // accumulator per row and output and adds the inputs in order, or sums integers exactly. A row's result
 // is therefore the same whether it is computed alone or with others (batch invariance).
 #pragma once
@@ -36,15 +36,6 @@ struct Range {
         return {at(index), at(index + 1)};
     }
 };
-
-// Call f(0) … f(N - 1) with compile-time constants, all inlined. Arrays indexed by them stay in
-// registers, whereas gcc unrolls nested loops too late and keeps the sums in memory.
-template <int N, typename F>
-ALWAYS_INLINE inline void unroll(F f) {
-    [&]<int... I>(std::integer_sequence<int, I...>) ALWAYS_INLINE {
-        (f(std::integral_constant<int, I>{}), ...);
-    }(std::make_integer_sequence<int, N>{});
-}
 
 // Prefetch the next panel in kernels with many rows, which have time for it. After the last panel this
 // prefetches memory that is never read, which is harmless.
@@ -86,7 +77,7 @@ void multiply(const std::byte* input, size_t stride, int, const std::byte* panel
                 unroll<R>([&](auto r) ALWAYS_INLINE {
                     const Vec a = broadcast_input<F>(input + r * stride, k, dot_step);
                     unroll<PANEL_VECS>([&](auto c) ALWAYS_INLINE {
-                        accumulate<F>(sums[r][p][c], weights[c], a);
+                        accumulate<F>(sums[r][p][c], weights[c], a, dot_step);
                     });
                 });
             });
@@ -128,9 +119,13 @@ constexpr int MAX_PANELS = 4;
 // where all weights are zero.
 class PackedLinear {
 public:
-    PackedLinear(int outputs, int inputs, Format format)
-        : format_(format), inputs_(round_up(inputs, 4)), panels_((outputs + PANEL - 1) / PANEL),
-          panel_bytes_(static_cast<size_t>(round_up(inputs, input_multiple(format))) * PANEL *
+    // `width` is the number of a row's elements, padding included. `inputs` bounds the number of inputs and
+    // must be the same on every CPU, because integers are limited by it.
+    PackedLinear(int outputs, int width, int inputs, Format format)
+        : format_(format), width_(round_up(width, 4)), panels_((outputs + PANEL - 1) / PANEL),
+          max_input_(max_input(format, round_up(inputs, 4))),
+          max_weight_sum_(max_weight_sum(format, round_up(inputs, 4))),
+          panel_bytes_(static_cast<size_t>(round_up(width, input_multiple(format))) * PANEL *
                        static_cast<size_t>(weight_bytes(format))),
           weights_(panel_bytes_ * static_cast<size_t>(panels_)),
           planes_(TILES && format == Format::INT16 ? bytes() : 0),
@@ -161,7 +156,7 @@ public:
 
     // Convert complete rows for `multiply` (see InputFormat::finish).
     const std::byte* finish(const std::byte* rows, size_t stride, int count, std::byte* output) const {
-        return format().finish(rows, stride, count, inputs_, output);
+        return format().finish(rows, stride, count, width_, max_input_, output);
     }
 
     // Multiply finished rows by a range of panels and call `emit(row, column, values)` with each vector
@@ -183,7 +178,7 @@ public:
                 if (wide) done = kernels.panels;
                 (wide ? kernels.wide : kernels.narrow)(
                     input + static_cast<size_t>(block_rows.begin) * stride, stride,
-                    block_rows.end - block_rows.begin, weights, panel_bytes_, inputs_, tile);
+                    block_rows.end - block_rows.begin, weights, panel_bytes_, width_, tile);
                 for (int c = 0; c < done * PANEL_VECS; ++c) {
                     const int column = panel * PANEL + c * LANES;
                     const Vec bias = load(bias_.get() + column);
@@ -217,16 +212,15 @@ private:
         }
         if (!std::isfinite(total)) return std::numeric_limits<float>::quiet_NaN();
         // Leave room for rounding, which may add ½ to each weight, and for float32's precision.
-        const double max_sum = max_weight_sum(format_, inputs_) - count;
+        const double max_sum = max_weight_sum_ - count;
         const int max_weight = format_ == Format::INT8 ? INT8_MAX : INT16_MAX;
         return static_cast<float>(std::max(largest / max_weight, total / max_sum));
     }
 
     void store_weight(int output, size_t input, float weight) {
         std::byte* panel = weights_.get() + static_cast<size_t>(output / PANEL) * panel_bytes_;
-        const size_t column = static_cast<size_t>(output % PANEL);
-        const size_t group = static_cast<size_t>(group_size(format_));
-        const size_t index = (input / group * PANEL + column) * group + input % group;
+        const size_t index =
+            weight_position(format_, input, static_cast<size_t>(output % PANEL), PANEL);
         if (format_ == Format::FLOAT32) reinterpret_cast<float*>(panel)[index] = weight;
         else if (format_ == Format::BF16)
             reinterpret_cast<uint16_t*>(panel)[index] = to_bf16(weight);
@@ -236,8 +230,7 @@ private:
                 reinterpret_cast<int16_t*>(panel)[index] = static_cast<int16_t>(number);
                 if (TILES) store_planes(output, input, number);
             } else {
-                const size_t byte = index - input % group + byte_in_group(input % group);
-                reinterpret_cast<int8_t*>(panel)[byte] = static_cast<int8_t>(number);
+                reinterpret_cast<int8_t*>(panel)[index] = static_cast<int8_t>(number);
                 offset_sums_.get()[output] += INT8_OFFSET * static_cast<int32_t>(number);
             }
         }
@@ -265,7 +258,8 @@ private:
     }
 
     Format format_ = Format::FLOAT32;
-    int inputs_ = 0, panels_ = 0;
+    int width_ = 0, panels_ = 0;
+    int max_input_ = 0, max_weight_sum_ = 0;
     size_t panel_bytes_ = 0;
     Buffer<std::byte> weights_;
     Buffer<std::byte> planes_;      // the 16-bit weights again, as planes of bytes for AMX

@@ -23,7 +23,8 @@ public:
         : config_(config), sizes_(config), format_(precision(config)),
           embedding_(config, weights, sizes_.embedded, sizes_.model, sizes_.wide),
           norm_(weights.norm_weight, weights.norm_bias, config.d_model, sizes_.wide),
-          predictor_(config.head_outputs, config.d_model, head_format(config, weights)) {
+          predictor_(config.head_outputs, config.d_model, config.d_model,
+                     head_format(config, weights)) {
         predictor_.fill(weights.head_weight, weights.head_bias, config.head_outputs,
                         config.d_model);
         for (int l = 0; l < config.n_layers; ++l)
@@ -147,8 +148,10 @@ private:
         Table conv1, conv2;
 
         Layer(const Config& c, const LayerWeights& w, const Sizes& s, Format first)
-            : qkv(3 * s.qkv(), c.d_model, precision(c)), out(c.d_model, s.qkv(), precision(c)),
-              linear1(c.d_ff, c.d_model, first), linear2(c.d_model, s.hidden, precision(c)),
+            : qkv(3 * s.qkv(), c.d_model, c.d_model, precision(c)),
+              out(c.d_model, s.qkv(), s.out_inputs, precision(c)),
+              linear1(c.d_ff, c.d_model, c.d_model, first),
+              linear2(c.d_model, s.hidden, s.linear2_inputs, precision(c)),
               norm1(w.norm1_weight, w.norm1_bias, c.d_model, s.wide),
               norm2(w.norm2_weight, w.norm2_bias, c.d_model, s.wide),
               conv1(w.conv1_weight, TAPS, c.d_model, s.wide),

@@ -8,9 +8,7 @@
 #include <deque>
 #include <thread>
 
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
+#include "float_mode.h"
 
 namespace scanline {
 
@@ -141,6 +139,7 @@ private:
     }
 
     void loop(PoolThread& self, int i) {
+        const DefaultFloatMode mode;
         for (uint32_t seen = 0;; ++seen) {
             wait_until_changed(self.jobs, seen);
             if (!call_) return;

@@ -72,7 +72,12 @@ def create_decoder(
         own_threads = "" if threads is None else ", with torch's own number of threads"
         log.warning("decoding with the slow reference backend%s: %s", own_threads, error)
         return ReferenceDecoder(model, max_slots)
-    log.info("decoding with %s, %d threads", native.variant, native.threads)
+    log.info("decoding with %s on %s, %d threads", native.variant, native.isa, native.threads)
+    if native.isa == "portable":
+        log.warning(
+            "decoding is slow, because this CPU has none of the instruction sets that the native "
+            "backend is optimised for; the same seeds give the same bytes"
+        )
     return native
 
 

@@ -43,7 +43,7 @@ class NativeDecoder(Decoder):
         model: The network to draw with.
         max_slots: The number of images in flight.
         threads: The number of cores to use; by default all that this process may use.
-        precision: The format of the matrix products, by default ``int16`` (``bf16`` on Arm).
+        precision: The format of the matrix products, by default ``int16``.
             ``int16`` is more exact than ``bf16`` and on Zen 4 about as fast; ``int8`` is faster
             than both, but degrades some models. States and everything else are float32. If
             intensities enter by a linear map, the input of the first feed-forward network and the
@@ -85,10 +85,7 @@ class NativeDecoder(Decoder):
             library = native.load_library(isa)
         except NativeBuildError as error:
             raise BackendError(f"the native backend cannot run: {error}") from error
-        # NEON has no instruction that multiplies and adds pairs of int16.
-        arm = native.isa_of(library).startswith("neon")
-        default: native.Precision = "bf16" if arm else "int16"
-        self.precision: native.Precision = chosen or default
+        self.precision: native.Precision = chosen or "int16"
         self.arithmetic = None if self.precision == "bf16" else ARITHMETIC
         c = model.config
         sizes = {
@@ -131,8 +128,8 @@ class NativeDecoder(Decoder):
 
     @property
     def variant(self) -> str:
-        promise = "" if self.arithmetic is None else f" arithmetic-{self.arithmetic}"
-        return f"{self.backend} {self.isa}{promise} {self.precision}"
+        arithmetic = self.isa if self.arithmetic is None else f"arithmetic-{self.arithmetic}"
+        return f"{self.backend} {arithmetic} {self.precision}"
 
     @property
     def kv(self) -> NDArray[np.float32]:

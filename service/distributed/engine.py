@@ -285,7 +285,9 @@ class DistributedEngine:
         while True:
             try:
                 if stream is None:
-                    stream = self._replicas.draw(WorkItem.of(generation, images))
+                    stream = self._replicas.draw(
+                        WorkItem.of(generation, images, self._heartbeats.reproducibility)
+                    )
                 updates = await anext(stream)
             except StopAsyncIteration:
                 break

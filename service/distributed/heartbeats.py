@@ -55,13 +55,18 @@ class HeartbeatMonitor:
         self._next = asyncio.Event()  # set once all replicas have reported again
         self._last_report = self._last_without_silence = clock()
 
+    @property
+    def reproducibility(self) -> str | None:
+        """``reproducibility`` of all replicas that count; None if there are none."""
+        return next((report.reproducibility for report in self.reports.values()), None)
+
     async def run(self) -> None:
         """Send heartbeats until cancelled."""
         while True:
             try:
                 share = self._waiting_slots() / max(1, len(self.reports))
                 reports, failures = await self._replicas.heartbeat(
-                    self._frontend, share, HEARTBEAT_TIMEOUT
+                    self._frontend, share, HEARTBEAT_TIMEOUT, self.reproducibility
                 )
             except (Exception, asyncio.CancelledError) as error:  # a replica dies, or there is none
                 if is_cancelled(error):
@@ -86,6 +91,8 @@ class HeartbeatMonitor:
             self._set_reports({}, repr(error))
 
     def _record(self, reports: list[ReplicaReport], failures: list[Exception]) -> None:
+        reports, refused = self._refuse_others(reports)
+        failures = [*failures, *refused]
         silent = any(isinstance(failure, TimeoutError) for failure in failures)
         if not reports and not silent:
             self._record_failure(failures[0])
@@ -112,6 +119,26 @@ class HeartbeatMonitor:
             log.info("%s: replicas report again", self._name)
         self._check_variants(reports.values())
         self.reports = reports
+
+    def _refuse_others(
+        self, reports: list[ReplicaReport]
+    ) -> tuple[list[ReplicaReport], list[Exception]]:
+        """Return the reports of replicas that draw the same bytes, and errors for the others."""
+        expected = self.reproducibility
+        if expected is None and reports:
+            # The newest arithmetic, so that all frontends choose the same.
+            newest = max(reports, key=lambda one: (one.arithmetic or 0, one.reproducibility))
+            expected = newest.reproducibility
+        refused: list[Exception] = []
+        for one in reports:
+            if one.reproducibility != expected:
+                log.error(
+                    "%s: the replica %s is refused, because it draws other bytes for the same "
+                    "seed: with %s instead of %s",
+                    self._name, one.replica, one.variant, expected,
+                )  # fmt: skip
+                refused.append(RuntimeError(f"{one.replica} is refused"))
+        return [one for one in reports if one.reproducibility == expected], refused
 
     def _check_variants(self, reports: Iterable[ReplicaReport]) -> None:
         variants = {report.variant for report in reports}

@@ -41,20 +41,26 @@ class WorkItem(NamedTuple):
             sends only what is new.
         caller: The generation's caller, which the replica schedules it for.
         request_slots: Slots that all images of the client's request need.
+        reproducibility: ``reproducibility`` of the replicas that the frontend uses.
     """
 
     spec: GenerationSpec
     progress: list[ImageProgress]
     caller: str
     request_slots: int
+    reproducibility: str | None = None
 
     @classmethod
-    def of(cls, generation: Generation, images: list[Image]) -> WorkItem:
+    def of(
+        cls, generation: Generation, images: list[Image], reproducibility: str | None
+    ) -> WorkItem:
         """Make a work item of consecutive images in their present state."""
         spec = generation.spec
         item_spec = replace(spec, n=len(images), seed=image_seed(spec.seed, images[0].index))
         progress = [ImageProgress(image.position, len(image.revisions)) for image in images]
-        return cls(item_spec, progress, generation.caller, generation.request_slots)
+        return cls(
+            item_spec, progress, generation.caller, generation.request_slots, reproducibility
+        )
 
 
 class ImageResult(NamedTuple):
@@ -97,6 +103,16 @@ class ReplicaReport(NamedTuple):
     arithmetic: int | None
     metrics: list[Metric]
 
+    @property
+    def reproducibility(self) -> str:
+        """What replicas must have in common to draw parts of the same image."""
+        return reproducibility(self.arithmetic, self.variant)
+
+
+def reproducibility(arithmetic: int | None, variant: str) -> str:
+    """Return the variant if a seed's bytes are the same on every machine, or "machine"."""
+    return "machine" if arithmetic is None else variant
+
 
 def image_update(image: Image, known: ImageProgress) -> tuple[ImageUpdate | None, ImageProgress]:
     """Return what is new in an image, or None, and the progress after that update."""
@@ -127,7 +143,7 @@ class ReplicaClient(Protocol):
         ...
 
     async def heartbeat(
-        self, frontend: str, share: float, seconds: float
+        self, frontend: str, share: float, seconds: float, reproducibility: str | None
     ) -> tuple[list[ReplicaReport], list[Exception]]:
         """Ask all replicas for a report.
 
@@ -135,6 +151,8 @@ class ReplicaClient(Protocol):
             frontend: Id of this frontend.
             share: Waiting slots at this frontend, divided by the number of replicas.
             seconds: How long to wait for reports.
+            reproducibility: That of the replicas that the frontend uses, None if there are none.
+                A replica with another one ends.
 
         Returns:
             The reports, and one exception for each replica that did not report: a ``TimeoutError``

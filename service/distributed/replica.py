@@ -22,6 +22,7 @@ from scanline.service.distributed.messages import (
     ReplicaReport,
     WorkItem,
     image_update,
+    reproducibility,
 )
 from scanline.service.engine.generation import Image
 from scanline.service.metrics import Metrics
@@ -86,7 +87,7 @@ class Replica:
         Raises:
             ValueError: An image needs more slots than the replica has, so it would block the queue.
         """
-        self._exit_if_broken()
+        self._exit_if_unusable(item.reproducibility)
         if item.spec.slots > self._engine.max_slots_per_image:
             raise ValueError(f"an image needs {item.spec.slots} slots; {self._name} has fewer")
         queue = self._engine.queue
@@ -117,9 +118,15 @@ class Replica:
         """Return the program that this replica runs."""
         return self._program
 
-    def heartbeat(self, frontend: str, share: float) -> ReplicaReport:
-        """Return a report, and record how many waiting slots this replica's share is."""
-        self._exit_if_broken()
+    def heartbeat(
+        self, frontend: str, share: float, reproducibility: str | None = None
+    ) -> ReplicaReport:
+        """Return a report, and record how many waiting slots this replica's share is.
+
+        If other replicas of the frontend may draw other bytes, as ``reproducibility`` tells, the
+        process ends.
+        """
+        self._exit_if_unusable(reproducibility)
         self._shares[frontend] = (time.monotonic(), share)
         engine = self._engine
         return ReplicaReport(
@@ -139,9 +146,17 @@ class Replica:
         if not self._engine.alive:
             raise RuntimeError(f"the engine of {self._name} has ended or hangs")
 
-    def _exit_if_broken(self) -> None:
-        """Exit at once: an idle broken replica would be chosen for every work item."""
-        if self._engine.broken:
+    def _exit_if_unusable(self, expected: str | None) -> None:
+        """Exit at once: an idle unusable replica would be chosen for every work item."""
+        engine = self._engine
+        own = reproducibility(engine.arithmetic, engine.variant)
+        if expected not in (None, own):
+            log.critical(
+                "%s draws with %s on %s, but the other replicas with other bytes (%s); exiting",
+                self._name, engine.variant, platform.node(), expected,
+            )  # fmt: skip
+            os._exit(1)
+        if engine.broken:
             log.critical("%s cannot draw any more; exiting", self._name)
             os._exit(1)
 

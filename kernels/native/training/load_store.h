@@ -1,7 +1,7 @@
 // Loads and stores of tensors' elements, float32 or bfloat16, as vectors of floats.
 #pragma once
 
-#include "../vector.h"
+#include "../functions.h"
 
 namespace scanline {
 

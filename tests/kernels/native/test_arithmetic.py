@@ -1,16 +1,109 @@
-"""Arithmetic of the native decoder: which precisions have a version."""
+"""The native decoder's arithmetic: the same bytes from every build on every CPU."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
+from collections.abc import Callable
+from copy import deepcopy
+
+import numpy as np
 import pytest
+import torch
 
 from scanline.kernels.native.abi import PRECISIONS, Precision
+from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.native import ARITHMETIC, NativeDecoder
 from tests.kernels.native.fixtures import TINY
+from tests.kernels.native.golden import (
+    NAMES,
+    SHIPPED,
+    draw_golden,
+    load_golden,
+    network_of,
+)
+from tests.kernels.native.golden import PRECISIONS as GOLDEN_PRECISIONS
+
+RecordProperty = Callable[[str, object], None]
+TINY_NAMES = [name for name in NAMES if name not in SHIPPED]
+
+
+def check_golden(name: str, precision: Precision, isa: str | None) -> str:
+    """Compare a network's golden pictures; return the name of the instruction set."""
+    drawn, used = draw_golden(name, precision, isa)
+    expected = load_golden()[name][precision]
+    different = [case for case in expected.keys() | drawn if drawn.get(case) != expected.get(case)]
+    assert not different, f"{name}, {precision}, drawn with {used}: {sorted(different)} differ"
+    return used
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_precision_but_bf16_has_a_version(precision: Precision) -> None:
     decoder = NativeDecoder(TINY, 1, 1, precision=precision)
     assert decoder.arithmetic == (None if precision == "bf16" else ARITHMETIC)
-    assert (f" arithmetic-{ARITHMETIC}" in decoder.variant) == (precision != "bf16")
+
+
+def test_the_variant_names_the_isa_only_if_the_bytes_depend_on_it() -> None:
+    exact, rounded = (NativeDecoder(TINY, 1, 1, precision=one) for one in ("int16", "bf16"))
+    assert exact.variant == f"native arithmetic-{ARITHMETIC} int16"
+    assert rounded.variant == f"native {rounded.isa} bf16"
+
+
+@pytest.mark.parametrize("precision", GOLDEN_PRECISIONS)
+@pytest.mark.parametrize("name", TINY_NAMES)
+def test_golden_pictures(
+    name: str, precision: Precision, isa: str, record_property: RecordProperty
+) -> None:
+    """On every instruction set, whose name is in the test's id and in the report."""
+    record_property("instruction set", check_golden(name, precision, isa))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED)
+def test_golden_pictures_of_shipped_models(
+    name: str, isa: str, record_property: RecordProperty
+) -> None:
+    for precision in GOLDEN_PRECISIONS:
+        record_property("instruction set", check_golden(name, precision, isa))
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("level", ["-O1", "-O2", "-O3"])
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_golden_pictures_of_other_builds(
+    compiler: str, level: str, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (path := shutil.which(compiler)):
+        pytest.skip(f"there is no {compiler}")
+    monkeypatch.setenv("CXX", shlex.quote(path))
+    monkeypatch.setenv("SCANLINE_CXXFLAGS", level)
+    for name in TINY_NAMES:
+        for precision in GOLDEN_PRECISIONS:
+            check_golden(name, precision, isa)
+
+
+def denormals_are_kept() -> bool:
+    return bool((torch.tensor([1e-38]) * 0.1 > 0).all())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_callers_denormal_mode_is_ignored_and_kept(threads: int) -> None:
+    """With a head whose parameters are all denormal numbers."""
+    network = deepcopy(network_of("categorical grey"))
+    with torch.no_grad():
+        network.head.predictor.weight.mul_(2.0**-130)
+        network.head.predictor.bias.zero_()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormals")
+    try:
+        decoder = NativeDecoder(network, 2, threads, precision="float32")
+        parameters = decoder.trace()
+        decoder.begin([0, 1], InputBatch.empty(network.config, 2))
+        decoder.step([0, 1], 3)
+        assert not denormals_are_kept()
+    finally:
+        torch.set_flush_denormal(False)
+    assert denormals_are_kept()
+    drawn = parameters[:, :3]
+    assert (np.abs(drawn) < 2.0**-126).all()
+    assert (drawn != 0).mean() > 0.9

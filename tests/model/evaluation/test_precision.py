@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import asdict, replace
 from math import inf, nan
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from scanline.kernels.native import abi
 from scanline.kernels.native.abi import PRECISIONS, Precision
 from scanline.model import draw
 from scanline.model.checkpoint import (
@@ -81,16 +79,9 @@ def test_recorded_precision_is_used(tmp_path: Path) -> None:
     assert (pictures["int8"] != pictures["float32"]).any()
 
 
-@pytest.mark.skipif(platform.machine() in ("aarch64", "arm64"), reason="Arm's is bf16")
 def test_int16_is_the_default(isa: str) -> None:
     assert NativeDecoder(tiny_model(), 1, 1, isa=isa).precision == "int16"
     assert Checkpoint("tiny", tiny_model()).native_precision is None
-
-
-@pytest.mark.parametrize("isa", ["neon", "neondot", "neonbf16"])
-def test_bf16_is_the_default_on_arm(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abi, "isa_of", lambda library: isa)
-    assert NativeDecoder(tiny_model(), 1, 1).precision == "bf16"
 
 
 def test_a_precision_is_measured_and_recorded(

@@ -66,12 +66,16 @@ class LocalReplicas:
         return FakeStream(replica.draw(item), self.lives.pop(0) if self.lives else None)
 
     async def heartbeat(
-        self, frontend: str, share: float, seconds: float
+        self, frontend: str, share: float, seconds: float, reproducibility: str | None
     ) -> tuple[list[ReplicaReport], list[Exception]]:
         if not self.replicas:
             raise LookupError("there is none")
         silent = [one for one in self.replicas if one in self.silent]
-        reports = [one.heartbeat(frontend, share) for one in self.replicas if one not in silent]
+        reports = [
+            one.heartbeat(frontend, share, reproducibility)
+            for one in self.replicas
+            if one not in silent
+        ]
         return reports, [TimeoutError() for _ in silent]
 
     def join(self) -> None:
@@ -111,6 +115,7 @@ def distributed_engine(
     count: int = 2,
     observer: Observer | None = None,
     fields: dict[str, Any] | None = None,
+    wait: bool = True,
     **limits: float,
 ) -> Iterator[tuple[DistributedEngine, LocalReplicas]]:
     """Run an engine on replicas with a tiny model, and check at the end that it leaks nothing."""
@@ -121,7 +126,7 @@ def distributed_engine(
     engine = DistributedEngine("tiny", config, local, SLOTS, bounds, observer)
     engine.start()
     try:
-        assert engine.ready.wait(60)
+        assert not wait or engine.ready.wait(60)
         yield engine, local
     finally:
         engine.close(30.0)
@@ -151,18 +156,19 @@ def pixels_of(generation: Generation) -> list[NDArray[np.uint8]]:
 
 
 @functools.cache  # because many tests draw the same images
-def drawn_locally(spec: GenerationSpec) -> Generation:
+def drawn_locally(spec: GenerationSpec, backend: str = "reference") -> Generation:
     """Draw the same spec with a local engine."""
-    engine = open_engine(Checkpoint("tiny", tiny_model()), settings(slots=SLOTS))
+    own = settings(slots=SLOTS, backend=backend)
+    engine = open_engine(Checkpoint("tiny", tiny_model()), own)
     try:
         return drawn(engine, spec)
     finally:
         engine.close(0.0)
 
 
-def assert_equals_local_engine(generation: Generation) -> None:
+def assert_equals_local_engine(generation: Generation, backend: str = "reference") -> None:
     """Compare all bytes and metadata with those of a local engine."""
-    alone = drawn_locally(generation.spec)
+    alone = drawn_locally(generation.spec, backend)
     np.testing.assert_array_equal(pixels_of(generation), pixels_of(alone))
     for image, other in zip(generation.images, alone.images, strict=True):
         assert image.finish_reason is FinishReason.LENGTH

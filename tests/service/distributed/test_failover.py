@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scanline.kernels.native.cpu import cpu_isas
 from scanline.model.checkpoint import load_checkpoint
+from scanline.model.decoders.native import ARITHMETIC
 from scanline.model.sampling import SamplingParams
 from scanline.service.distributed.engine import MAX_TRIES, DistributedEngine, _Assignment
 from scanline.service.distributed.heartbeats import HeartbeatMonitor
@@ -207,12 +209,12 @@ def test_failed_sends_and_heartbeats_are_retried(
             return draw(item)
 
         async def silent(
-            frontend: str, share: float, seconds: float
+            frontend: str, share: float, seconds: float, reproducibility: str | None
         ) -> tuple[list[ReplicaReport], list[Exception]]:
             if left["heartbeat"]:
                 left["heartbeat"] -= 1
                 raise error
-            return await heartbeat(frontend, share, seconds)
+            return await heartbeat(frontend, share, seconds, reproducibility)
 
         monkeypatch.setattr(local, "draw", failing)
         monkeypatch.setattr(local, "heartbeat", silent)
@@ -282,12 +284,81 @@ def test_a_broken_replica_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     replica._engine.close(0.0)
 
 
+def test_a_replica_that_draws_other_bytes_exits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def end(status: int) -> None:
+        raise ConnectionError("the process ended")
+
+    monkeypatch.setattr("os._exit", end)
+    digest = load_checkpoint(save_tiny(tmp_path)).digest
+    fields = {"weights": tmp_path, "backend": "native", "slots": SLOTS, "threads": 1}
+    replica = Replica("tiny", digest, fields, PROGRAM)
+    own = replica.heartbeat("", 0.0).reproducibility
+    assert own == f"native arithmetic-{ARITHMETIC} int16"
+    replica.heartbeat("", 0.0, own)
+    others = ("machine", "native arithmetic-1 int8", f"native arithmetic-{ARITHMETIC + 1} int16")
+    for other in others:
+        with pytest.raises(ConnectionError):
+            replica.heartbeat("", 0.0, other)
+        item = WorkItem(GenerationSpec(n=1, seed=0), [ImageProgress(0, 0)], "", 1, other)
+        with pytest.raises(ConnectionError):
+            asyncio.run(anext(replica.draw(item)))  # type: ignore[arg-type]
+    assert "the other replicas with other bytes (machine)" in caplog.text
+    replica._engine.close(0.0)
+
+
+@pytest.mark.skipif("avx2" not in cpu_isas()[1:], reason="this CPU has no ISA besides AVX2")
+@pytest.mark.parametrize("first", ["avx2", None])
+def test_replicas_on_different_isas_draw_one_image(
+    first: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas die again and again, so that parts of one image are drawn by both."""
+    with distributed_engine(
+        tmp_path, count=0, fields={"backend": "native", "threads": 1}, wait=False
+    ) as (engine, local):
+        for isa in (first, None if first else "avx2"):
+            with monkeypatch.context() as patch:
+                if isa:
+                    patch.setenv("SCANLINE_ISA", isa)
+                local.join()
+        isas = {replica._engine.decoder.isa for replica in local.replicas}  # type: ignore[attr-defined]
+        assert isas == {"avx2", cpu_isas()[0]}
+        until(lambda: len(engine.reports) == 2, "both reports")
+        for spec in SPECS.values():
+            local.lives[:] = [1, 1]
+            assert_equals_local_engine(drawn(engine, spec), "native")
+        assert {id(replica) for replica, _ in local.items} == {id(one) for one in local.replicas}
+
+
+def test_reports_of_replicas_that_draw_other_bytes_do_not_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    heartbeats = HeartbeatMonitor("it", None, lambda: 0, lambda _: None, clock)  # type: ignore[arg-type]
+    gpu = ReplicaReport("gpu", 1, 0, "triton", "triton H100", None, [])
+    one = ReplicaReport("one", 1, 0, "native", "native arithmetic-1 int16", 1, [])
+    newer = ReplicaReport("newer", 1, 0, "native", "native arithmetic-2 int16", 2, [])
+    heartbeats._record([gpu, one], [])
+    assert {*heartbeats.reports} == {"one"}  # the newest arithmetic of the first reports
+    assert "the replica gpu is refused" in caplog.text
+    heartbeats._record([newer, one._replace(replica="other"), one], [])
+    assert {*heartbeats.reports} == {"one", "other"}  # those that draw already
+    heartbeats._record([gpu], [OSError("no way there")])
+    assert {*heartbeats.reports} == {"one", "other"}  # they may still draw
+    clock.now += 10.0
+    heartbeats._record([gpu], [])
+    assert heartbeats.reports == {}
+    heartbeats._record([gpu], [])
+    assert {*heartbeats.reports} == {"gpu"}
+
+
 def test_a_work_item_that_is_too_large_is_refused_without_blocking_others(tmp_path: Path) -> None:
     with distributed_engine(tmp_path, count=1) as (engine, local):
         wide = Generation(
             "tiny", GREY, GenerationSpec(n=1, seed=0, sampling=SamplingParams(particles=SLOTS + 1))
         )
-        item = WorkItem.of(wide, wide.images)
+        item = WorkItem.of(wide, wide.images, None)
         with pytest.raises(ValueError, match=f"needs {SLOTS + 1} slots"):
             asyncio.run(anext(aiter(local.replicas[0].draw(item))))  # type: ignore[arg-type]
         assert_equals_local_engine(drawn(engine, GenerationSpec(n=2, seed=0)))
