@@ -18,6 +18,10 @@ def import_weights(
             min=0, max=255, help="First value of every sample, which their models do not predict."
         ),
     ] = 0,
+    heads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Attention heads per layer. Default: one per 32 features."),
+    ] = None,
 ) -> None:
     """Convert a checkpoint of the paper's authors into one that Scanline can use."""
     from scanline.model.checkpoint import save_checkpoint
@@ -29,6 +33,8 @@ def import_weights(
         )
     if out.exists():
         raise ValueError(f"{out} exists already: name another file, or delete it first")
-    checkpoint = import_paper_checkpoint(file, preset, first_value)
+    checkpoint = import_paper_checkpoint(file, preset, first_value, heads)
     save_checkpoint(out, checkpoint.model, checkpoint.facts)
+    config = checkpoint.model.config
+    typer.echo(f"{config.n_layers} layers of {config.d_model} features and {config.n_heads} heads")
     typer.echo(f"wrote {out}; serve it with: scanline serve --weights {out.parent}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,9 +24,9 @@ from scanline.model.paper_checkpoint import import_paper_checkpoint
 from tests.conftest import assert_close
 
 
-def authors_tensors(layers: int) -> dict[str, Tensor]:
+def authors_tensors(layers: int, width: int = 256) -> dict[str, Tensor]:
     """Create a random state dict with the authors' names."""
-    D, generator = 256, torch.Generator().manual_seed(0)
+    D, generator = width, torch.Generator().manual_seed(0)
 
     def normal(*shape: int, scale: float) -> Tensor:
         return torch.randn(*shape, generator=generator) * scale
@@ -55,14 +57,16 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + bias
 
 
-def authors_network(tensors: dict[str, Tensor], values: Tensor, layers: int) -> Tensor:
+def authors_network(
+    tensors: dict[str, Tensor], values: Tensor, layers: int, width: int = 256, heads: int = 8
+) -> Tensor:
     """Compute the authors' network in plain torch: values ``x[:-1]`` → predictions of ``x[1:]``.
 
-    Value embedding beside a sinusoidal code, post-norm layers of elu + 1 linear attention with 8
-    heads and ReLU feed-forward, a last norm, the predictor. Attention here is one causal matrix.
+    Value embedding beside a sinusoidal code, post-norm layers of elu + 1 linear attention with
+    ReLU feed-forward, a last norm, the predictor. Attention here is one causal matrix.
     """
     w = {name: tensor.double() for name, tensor in tensors.items()}
-    T, D, H = len(values), 256, 8
+    T, D, H = len(values), width, heads
     code = torch.zeros(T, D // 2, dtype=torch.float64)
     place = torch.arange(T, dtype=torch.float64)
     for i in range(0, D // 2, 2):
@@ -82,11 +86,11 @@ def authors_network(tensors: dict[str, Tensor], values: Tensor, layers: int) -> 
             linear(x, f"{layer}.attention.{part}_projection").view(T, H, D // H)
             for part in ("query", "key", "value")
         )
-        heads = []
+        outputs = []
         for h in range(H):
             scores = ((F.elu(q[:, h]) + 1) @ (F.elu(k[:, h]) + 1).T).tril()
-            heads.append(scores @ v[:, h] / (scores.sum(-1, keepdim=True) + 1e-6))
-        attended = linear(torch.cat(heads, -1), f"{layer}.attention.out_projection")
+            outputs.append(scores @ v[:, h] / (scores.sum(-1, keepdim=True) + 1e-6))
+        attended = linear(torch.cat(outputs, -1), f"{layer}.attention.out_projection")
         x = normed(x + attended, f"{layer}.norm1")
         y = linear(linear(x, f"{layer}.linear1").clamp(min=0), f"{layer}.linear2")
         x = normed(x + y, f"{layer}.norm2")
@@ -118,6 +122,56 @@ def test_imported_network_computes_the_same(tmp_path: Path) -> None:
     assert imported.name == "mnist-paper"
     assert network.config.start == "given"
     assert network.config.first_value == 3
+
+
+@pytest.mark.parametrize(("heads", "expected"), [(None, 6), (3, 3)])
+def test_sizes_are_those_of_the_tensors(heads: int | None, expected: int, tmp_path: Path) -> None:
+    """The authors' default is 4 layers; their width is 32 features per head."""
+    tensors = authors_tensors(4, 192)
+    torch.save(tensors, tmp_path / "theirs.pt")
+    network = import_paper_checkpoint(tmp_path / "theirs.pt", "mnist-paper", heads=heads).model
+    c = network.config
+    assert (c.n_layers, c.n_heads, c.d_model, c.d_ff) == (4, expected, 192, 768)
+    values = torch.randint(0, 256, (784,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        ours = network.double()(values.view(1, 784, 1).to(torch.uint8))[0]
+        theirs = authors_network(tensors, values[:-1], 4, 192, expected)
+    torch.testing.assert_close(ours[:64], theirs[:64], rtol=2e-5, atol=2e-5)
+
+
+def test_sizes_without_whole_heads_are_rejected(tmp_path: Path) -> None:
+    torch.save(authors_tensors(1, 100), tmp_path / "theirs.pt")
+    with pytest.raises(CheckpointError, match=r"d_model 100 is not a multiple .* choose --heads"):
+        import_paper_checkpoint(tmp_path / "theirs.pt", "mnist-paper")
+    imported = import_paper_checkpoint(tmp_path / "theirs.pt", "mnist-paper", heads=4)
+    assert imported.model.config.n_heads == 4
+
+
+@pytest.mark.parametrize(
+    "prefix", ["_orig_mod.", "module._orig_mod.", "model.", "model._orig_mod.module."]
+)
+def test_prefixes_of_wrappers_are_removed(prefix: str, tmp_path: Path) -> None:
+    tensors = {prefix + name: tensor for name, tensor in authors_tensors(1).items()}
+    torch.save({"state_dict": tensors}, tmp_path / "theirs.pt")
+    imported = import_paper_checkpoint(tmp_path / "theirs.pt", "mnist-paper")
+    assert imported.model.config.n_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        (np.float64(3), "it holds a NumPy scalar, which"),
+        (np.zeros(3), "it holds a NumPy array, which"),
+        (argparse.Namespace(lr=1), "it holds an object of argparse.Namespace, which"),
+        (torch.nn.Linear(1, 1), r"it holds an object of torch\.nn\.modules\.linear\.Linear, which"),
+    ],
+)
+def test_the_class_that_cannot_be_loaded_is_named(
+    extra: object, named: str, tmp_path: Path
+) -> None:
+    torch.save({"model_state": authors_tensors(1), "extra": extra}, tmp_path / "theirs.pt")
+    with pytest.raises(CheckpointError, match=named + ".* save the weights alone"):
+        import_paper_checkpoint(tmp_path / "theirs.pt", "mnist-paper")
 
 
 @pytest.mark.parametrize("wrap", [dict, prefixed, nested], ids=lambda f: f.__name__)
@@ -158,7 +212,7 @@ def cast(change: Callable[[Tensor], Tensor]) -> Callable[[dict[Any, Any]], objec
         (lambda t: t.update(more=torch.ones(1)), r"unknown \['more'\]"),
         (
             lambda t: t.update({"transformer.layers.2.norm1.bias": torch.ones(256)}),
-            r"unknown \['transformer.layers.2.norm1.bias'\]",
+            "its layers need at least",
         ),
         (
             lambda t: t.update({"predictor.bias": torch.ones(768)}),
@@ -175,7 +229,11 @@ def cast(change: Callable[[Tensor], Tensor]) -> Callable[[dict[Any, Any]], objec
             cast(lambda x: x.to("meta")),
             r"bias is not a dense float tensor \(strided, float32, meta\)",
         ),
-        (lambda t: t.update(epoch=3), "does not hold a state dict"),
+        (lambda t: t.update(epoch=3), "'epoch' is of type int; save the weights alone"),
+        (
+            lambda t: t.update({"module.predictor.bias": torch.ones(30)}),
+            "several tensors named 'head.predictor.bias'",
+        ),
         (lambda t: t.update({3: torch.ones(1)}), "does not hold a state dict"),
     ],
 )

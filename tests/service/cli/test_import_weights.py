@@ -1,5 +1,6 @@
 """``scanline import``."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,15 @@ def test_import_refuses_unreadable_files(
     assert run_command("import", "part.pt", "model.safetensors", "--preset", "mnist") == 1
     assert "mnist-paper or cifar10-paper" in capsys.readouterr().err
     assert not Path("model.safetensors").exists()
+
+
+def test_import_reads_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"model_state": {"predictor.bias": torch.zeros(3)}}, "part.pt")
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, Path("part.pt").read_bytes())
+        os.close(writing)
+        assert run_command("import", f"/dev/fd/{reading}", "model.safetensors") == 1
+    finally:
+        os.close(reading)
+    assert "its layers need" in capsys.readouterr().err  # so it has been read
