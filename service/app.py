@@ -28,6 +28,7 @@ from scanline.service.http.middleware.access_log import AccessLogMiddleware
 from scanline.service.http.middleware.api_key import ApiKeyMiddleware
 from scanline.service.http.middleware.body_limit import BodyLimitMiddleware
 from scanline.service.http.middleware.csrf import CSRFMiddleware
+from scanline.service.http.middleware.forwarded_headers import ForwardedHeadersMiddleware
 from scanline.service.http.middleware.head import HeadMiddleware
 from scanline.service.http.middleware.security_headers import SecurityHeadersMiddleware
 from scanline.service.http.middleware.server_errors import ServerErrorMiddleware
@@ -127,6 +128,8 @@ def _add_middleware(app: FastAPI, app_state: AppState) -> None:
         errors=metrics.refused,
         quiet_paths=("/livez", "/readyz", "/metrics"),
     )
+    if settings.trusted_proxies:
+        app.add_middleware(ForwardedHeadersMiddleware, trusted=list(settings.trusted_proxies))
 
 
 def _add_operations(app: FastAPI, app_state: AppState) -> None:

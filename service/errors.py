@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match
+from starlette.routing import Match, Mount
 
 from scanline.model.images import ImageError
 from scanline.service.engine.generation import FinishReason, Generation
@@ -23,6 +23,7 @@ from scanline.service.http.errors import (
     ErrorReply,
     describe_validation_errors,
 )
+from scanline.service.http.paths import root_path
 
 DOMAIN_ERRORS: tuple[type[Exception], ...] = (
     ImageError, QueueFullError, ClosedError, TooManyInFlightError, IdempotencyConflictError,
@@ -144,7 +145,7 @@ def add_exception_handlers(app: FastAPI) -> None:
 def _describe_http_error(request: Request, error: HTTPException) -> ApiError:
     """Convert an error of FastAPI or Starlette, whose message says little, to an API error."""
     status, message, code = error.status_code, str(error.detail), None
-    docs = f"{request.scope.get('root_path', '')}/docs"
+    docs = f"{root_path(request.scope)}/docs"
     if status == 400:  # the body could not be read
         if "form" in request.headers.get("content-type", ""):
             reason = message.rstrip(".") if error.__cause__ is None else "it is malformed"
@@ -166,7 +167,9 @@ def _allowed_methods(request: Request) -> set[str]:
     """Return all methods of a path; each route knows only its own."""
     methods: set[str] = set()
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
-        scope = dict(request.scope) | {"method": method}
-        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
-            methods.add(method)
+        scope = {**request.scope, "method": method, "root_path": root_path(request.scope)}
+        for route in request.app.routes:
+            reads_only = isinstance(route, Mount)  # files, although a mount matches any method
+            if route.matches(scope)[0] is Match.FULL and (method == "GET" or not reads_only):
+                methods.add(method)
     return methods | {"HEAD"} if "GET" in methods else methods

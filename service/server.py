@@ -146,8 +146,7 @@ def uvicorn_config(app: FastAPI, app_state: AppState, flush: int = FLUSH_SECONDS
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=list(settings.trusted_proxies),
+        proxy_headers=False,  # ForwardedHeadersMiddleware reads them
         timeout_graceful_shutdown=flush,
     )
 

@@ -46,10 +46,11 @@ from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.errors import error_responses
 from scanline.service.http.bodies import unique_form_fields
 from scanline.service.http.disconnect import watch_client
+from scanline.service.http.forms import FormRoute
 from scanline.service.images import read_masked_image
 from scanline.service.state import AppState, LoadedModel
 
-router = APIRouter(prefix="/v1", dependencies=BODY_DEPENDENCIES)
+router = APIRouter(prefix="/v1", dependencies=BODY_DEPENDENCIES, route_class=FormRoute)
 _LOCATION = {"description": "URL of the generation.", "schema": {"type": "string"}}
 _REPLIES = (
     error_responses(403, 404, 406, 413, 415, 422, 429, 500, 503)

@@ -20,13 +20,14 @@ from scanline.service.errors import error_responses
 from scanline.service.http.bodies import unique_form_fields
 from scanline.service.http.disconnect import watch_client
 from scanline.service.http.errors import ApiError
+from scanline.service.http.forms import FormRoute
 from scanline.service.http.responses import json_response
 from scanline.service.images import read_image
 from scanline.service.state import AppState, LoadedModel
 
 STEPS_PER_CALL = 4096  # network steps, some hundred milliseconds, before the next request runs
 
-router = APIRouter(prefix="/v1", dependencies=BODY_DEPENDENCIES)
+router = APIRouter(prefix="/v1", dependencies=BODY_DEPENDENCIES, route_class=FormRoute)
 
 _ERRORS = error_responses(403, 404, 413, 415, 429, 503)
 

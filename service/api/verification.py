@@ -29,6 +29,7 @@ from scanline.service.errors import error_responses, incomplete_error
 from scanline.service.http.bodies import unique_form_fields
 from scanline.service.http.disconnect import watch_client
 from scanline.service.http.errors import ApiError, not_ready
+from scanline.service.http.forms import FormRoute
 from scanline.service.http.responses import json_response
 from scanline.service.images import MAX_SIDE, read_masked_image
 from scanline.service.recipes.png_writer import DrawnBy
@@ -51,7 +52,7 @@ from scanline.service.upload_limits import open_upload
 
 MAX_PICTURE_PIXELS = MAX_SIDE**2  # the largest enlarged image that this server draws
 
-router = APIRouter(prefix="/v1", dependencies=BODY_DEPENDENCIES)
+router = APIRouter(prefix="/v1", dependencies=BODY_DEPENDENCIES, route_class=FormRoute)
 
 
 class VerifyReply(BaseModel):

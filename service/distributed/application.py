@@ -10,7 +10,6 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from scanline.model.checkpoint import Checkpoint, load_checkpoints
 from scanline.service.app import create_app
@@ -49,9 +48,7 @@ class Frontend:
         checkpoints = load_checkpoints(settings.weights, list(self._models))
         self._app_state = app_state = AppState(settings)
         app = create_app(app_state, lambda: app_state.open(checkpoints, self._open))
-        app.add_middleware(_DropRequestId)
-        if settings.trusted_proxies:  # Ray Serve's listener trusts only proxies on its own machine
-            app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies))
+        app.add_middleware(_RayProxyHeaders)
         return app
 
     def check_health(self) -> None:
@@ -68,8 +65,12 @@ class Frontend:
         return connect_engine(checkpoint, self._models[checkpoint.name], settings, metrics)
 
 
-class _DropRequestId:
-    """Remove ``X-Request-ID``, because Ray Serve's proxy adds the same header to each reply."""
+class _RayProxyHeaders:
+    """Adapt headers to Ray Serve's proxy.
+
+    The proxy leaves blanks behind a request's header, which ``BoundedHttpProtocol`` removes. It
+    adds ``X-Request-ID`` to each reply, so that the service's own header is removed.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -80,6 +81,8 @@ class _DropRequestId:
                 del MutableHeaders(scope=message)["X-Request-ID"]
             await send(message)
 
+        if scope["type"] == "http":
+            scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         await self.app(scope, receive, send_without)
 
 

@@ -23,6 +23,7 @@ from scanline.service.engine.idempotency import RequestKey
 from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.errors import error_responses, incomplete_error
 from scanline.service.http.disconnect import WaitingClient, watch_client
+from scanline.service.http.forms import FormRoute
 from scanline.service.http.responses import json_response
 from scanline.service.http.sse import stream_response
 from scanline.service.openai.edits import Edit, read_canvas, read_edit
@@ -33,7 +34,7 @@ from scanline.service.openai.replies import ImagesReply
 from scanline.service.openai.requests import GenerationsRequest, ImageOptions, edits_body
 from scanline.service.state import AppState
 
-router = APIRouter(prefix="/v1/images", dependencies=COMMON_DEPENDENCIES)
+router = APIRouter(prefix="/v1/images", dependencies=COMMON_DEPENDENCIES, route_class=FormRoute)
 _REPLIES: dict[int | str, dict[str, Any]] = error_responses(
     403, 404, 413, 415, 422, 429, 500, 503
 ) | {

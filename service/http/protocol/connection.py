@@ -149,7 +149,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Append a header; ignore trailers, which could otherwise pass for headers."""
         if not self._in_headers:
             return
-        super().on_header(name, value)
+        super().on_header(name, value.strip(b" \t"))  # the parser leaves blanks behind the value
         if len(self.headers) > MAX_HEADERS:
             message = f"there are over {MAX_HEADERS} headers; send fewer"
             self._error = (431, message, "too_many")

@@ -16,9 +16,11 @@ from tests.png import png_chunk
 from tests.service.api.fixtures import LiveServer
 from tests.service.fixtures import (
     GREY,
+    build,
     check_error,
     encode,
     random_picture,
+    talking_to,
 )
 
 WRONG_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
@@ -34,7 +36,8 @@ WRONG_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
     ({"n": [1]}, "n", "integer"),
     ({"seed": -1}, "seed", "greater than or equal to 0"),
     ({"seed": 2**64}, "seed", "less than or equal to 18446744073709551615"),
-    ({"seed": 1.0}, "seed", "integer"),
+    ({"seed": 1.5}, "seed", "integer"),
+    ({"seed": 2.0**53}, "seed", "integer"),
     ({"seed": "1"}, "seed", "integer"),
     ({"seed": True}, "seed", "integer"),
     ({"label": 3}, "label", "zero, one, a frog"),
@@ -44,7 +47,7 @@ WRONG_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
     ({"label": "\0"}, "label", "zero, one, a frog"),
     ({"label": 10**30}, "label", "zero, one, a frog"),
     ({"label": True}, "label", "label:"),
-    ({"label": 1.0}, "label", "label:"),
+    ({"label": 1.5}, "label", "label:"),
     ({"model": "colour", "label": 0}, "label", "no classes"),
     ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
     ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
@@ -157,8 +160,23 @@ def test_unknown_paths_methods_and_media_types(api: LiveServer) -> None:
     for method, path in (("GET", "/v1/samples"), ("PUT", "/v1/completions"), ("POST", "/livez"),
                          ("POST", "/static/x"), ("DELETE", "/v1/models")):  # fmt: skip
         check_error(api.client.request(method, path), 405)
+    assert api.client.post("/static/app.js").headers["allow"] == "GET, HEAD"
     reply = api.client.post("/v1/samples", json={}, headers={"Accept": "text/html, audio/*"})
     assert "image/png" in check_error(reply, 406)
+
+
+@pytest.mark.parametrize("root", ["", "/pictures"])
+def test_errors_refer_to_an_existing_page(root: str) -> None:
+    """Inside of a mount such as ``/static``, the root path is the mount's."""
+    _, app = build({"root_path": root})
+    with talking_to(app) as client:
+        for method, path in (
+            ("GET", "/static/nope.js"), ("POST", "/static/app.js"), ("GET", "/docs/static/nope"),
+            ("GET", "/nope"), ("PUT", "/v1/models"),
+        ):  # fmt: skip
+            message = check_error(client.request(method, path), 404 if method == "GET" else 405)
+            assert message.endswith(f"; see {root}/docs")
+        assert client.get("/docs").status_code == 200
 
 
 def test_head_is_get_without_a_body(api: LiveServer) -> None:
@@ -248,7 +266,7 @@ def test_malformed_forms_are_refused_with_the_reason(api: LiveServer, route: str
     part = b'--x\r\nContent-Disposition: form-data; name="seed"\r\n\r\n%b\r\n'
     wrong = {
         "boundary": (b"--x", ""),
-        "Invalid multipart data": (b"junk", "; boundary=x"),
+        "does not contain the boundary": (b"junk", "; boundary=x"),
         '"name" must be provided': (b"--x\r\nContent-Type: a/b\r\n\r\n1\r\n--x--", "; boundary=x"),
         "Too many fields": (part % b"1" * 1001 + b"--x--\r\n", "; boundary=x"),
     }

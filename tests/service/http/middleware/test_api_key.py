@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +17,7 @@ from tests.service.fixtures import (
     listening,
     until,
 )
+from tests.service.http.protocol.raw_connections import REQUEST, connect, read_all, serve
 
 
 def test_several_api_keys_each_have_a_name() -> None:
@@ -35,6 +37,21 @@ def test_several_api_keys_each_have_a_name() -> None:
         for wrong in ("x", "one,zwei", "on", "one2", "three"):
             check_error(ask(wrong), 401, "invalid_api_key")
         check_error(ask("one", "Basic"), 401, "invalid_api_key")
+
+
+def test_blanks_behind_the_keys_of_a_request_are_ignored() -> None:
+    """Shell scripts and templates leave them; RFC 9112, section 5, removes them."""
+    with serve(api_key="KEY") as client:
+        ids = set()
+        for blank in (b"", b" ", b" \t "):
+            head = b"Authorization: Bearer KEY%b\r\nIdempotency-Key: k%b\r\n" % (blank, blank)
+            request = REQUEST.replace(b"\r\n", b"\r\nConnection: close\r\n" + head, 1)
+            with connect(client) as connection:
+                connection.sendall(request)
+                reply = read_all(connection)
+            assert reply.startswith(b"HTTP/1.1 200 "), reply
+            ids.add(json.loads(reply.partition(b"\r\n\r\n")[2])["id"])
+        assert len(ids) == 1
 
 
 def test_idempotency_keys_are_separate_per_caller() -> None:

@@ -25,6 +25,42 @@ def test_the_number_of_headers_is_limited(more: int, status: bytes) -> None:
     run_skipping(ask())
 
 
+def test_blanks_around_a_header_s_value_are_no_part_of_it() -> None:
+    """RFC 9112, section 5: they come before and after the value."""
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.extend(scope["headers"])
+        await reply_at_once(scope, receive, send)
+
+    async def ask() -> None:
+        connection, transport = FakeServer(note).connect()
+        head = b"GET / HTTP/1.1\r\nHost: x \r\nX-A:b\t \r\nX-B: \t c  d \r\nX-C:  \r\n\r\n"
+        for at in range(len(head)):
+            connection.data_received(head[at : at + 1])
+        await asyncio.sleep(0.1)
+        assert transport.sent.split()[1] == b"204"
+        connection.connection_lost(None)
+
+    run_skipping(ask())
+    assert seen == [(b"host", b"x"), (b"x-a", b"b"), (b"x-b", b"c  d"), (b"x-c", b"")]
+
+
+def test_a_blank_behind_expect_does_not_stop_the_body() -> None:
+    async def ask() -> None:
+        connection, transport = FakeServer(echo).connect()
+        head = b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 2 \r\nExpect: 100-continue \r\n\r\n"
+        connection.data_received(head)
+        await asyncio.sleep(0.1)
+        assert transport.sent.startswith(b"HTTP/1.1 100 ")
+        connection.data_received(b"ab")
+        await asyncio.sleep(0.1)
+        assert transport.sent.endswith(b"ab")
+        connection.connection_lost(None)
+
+    run_skipping(ask())
+
+
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     """Reply with the request's body."""
     body, more = b"", True
