@@ -1,6 +1,8 @@
 // Negative log-likelihood of values under 256 logits, and its gradient.
 #pragma once
 
+#include <cmath>
+
 #include "../distribution.h"
 #include "load_store.h"
 

@@ -4,6 +4,8 @@
 // the cache.
 #pragma once
 
+#include <cmath>
+
 #include <algorithm>
 
 #include "short_conv.h"
