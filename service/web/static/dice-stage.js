@@ -3,7 +3,7 @@
 import { drawPicture, pause, postImages, scoreImages, withRetries } from "./api.js";
 import { Chart, connectScale, darkScheme } from "./chart.js";
 import { randomSeed, resolveClass, usesGuidance } from "./fields.js";
-import { channelNames, colourName, formatPercent } from "./format.js";
+import { channelNames, describeNext, describeRoll } from "./format.js";
 import { mostSurprising } from "./heatmap.js";
 import { PixelOdds } from "./pixel-odds.js";
 import { pixelCount, toPng } from "./pixels.js";
@@ -94,8 +94,7 @@ export class DiceStage {
   setModel(model) {
     this.halt();
     this.abort?.abort();
-    this.model = model;
-    this.source = null;
+    Object.assign(this, { model, source: null, odds: null, answer: null, shown: null, at: 0 });
     this.sampling.setModel(model);
     this.classes.replaceChildren(...["", ...model.classes]
       .map((name) => new Option(name || "anything", name)));
@@ -190,6 +189,7 @@ export class DiceStage {
 
   /** Draw the rest again with the sampling values of the sliders. */
   redraw(from) {
+    if (!this.odds) return null; // the first picture is still being drawn, or failed
     return this.guard(async () => {
       const { playing } = this;
       this.source = {
@@ -304,7 +304,7 @@ export class DiceStage {
 
   /** Replace a value of the pixel that is shown, and let the model go on from there. */
   async choose(channel, value) {
-    if (this.shown === undefined) return;
+    if (this.shown === null) return;
     const { shown: p, player: { picture } } = this;
     picture.values[p * this.model.channels + channel] = value;
     const text = `You chose ${this.describe(p)}.`;
@@ -326,7 +326,7 @@ export class DiceStage {
     if (this.at !== p) return;
     this.marked = false;
     this.showBars();
-    this.say(this.describeNext());
+    this.say(describeNext(this.shaped()));
   }
 
   /** Show a sentence above the bars. Screen readers read it aloud unless pixels follow each other. */
@@ -407,22 +407,11 @@ export class DiceStage {
     });
   }
 
-  /** Describe the next pixel's most likely value. */
-  describeNext() {
-    const best = this.shaped().map((p) => p.indexOf(Math.max(...p)));
-    const chance = this.shaped().reduce((product, p, c) => product * p[best[c]], 1);
-    return `Next: ${colourName(best)} is likeliest`
-      + `${best.length === 1 ? ` (${best[0]}, ${formatPercent(chance)})` : ""}.`;
-  }
-
   /** Describe the value of pixel `p` and its chance. */
   describe(p) {
     const { channels } = this.model;
     const values = [...this.player.picture.values.subarray(p * channels, (p + 1) * channels)];
-    const chances = this.shaped().map((probabilities, c) => formatPercent(probabilities[values[c]]));
-    if (channels === 1) return `${values[0]}, ${colourName(values)}: a chance of ${chances[0]}`;
-    const parts = ["red", "green", "blue"].map((name, c) => `${name} ${values[c]} (${chances[c]})`);
-    return `${parts.join(", ")}: ${colourName(values)}`;
+    return describeRoll(values, this.shaped().map((probabilities, c) => probabilities[values[c]]));
   }
 
   /** Enable the buttons that make sense now. */

@@ -58,3 +58,19 @@ export function describeSurprise(expected, actual, bits) {
   const exact = expected.length === 1 ? ` (${actual[0]}, not ${expected[0]})` : "";
   return `Almost as expected, another shade of ${name}${exact}: ${formatBits(bits)}.`;
 }
+
+/** Describe the most likely value of the next pixel from the probabilities of each channel. */
+export function describeNext(distributions) {
+  const best = distributions.map(argmax);
+  const detail = best.length === 1 ? ` (${best[0]}, ${formatPercent(distributions[0][best[0]])})` : "";
+  return `Next: ${colourName(best)} is likeliest${detail}.`;
+}
+
+/** Describe the values that were rolled for a pixel, and the chance of each. */
+export function describeRoll(values, chances) {
+  if (values.length === 1) {
+    return `${values[0]}, ${colourName(values)}: a chance of ${formatPercent(chances[0])}`;
+  }
+  const parts = ["red", "green", "blue"].map((name, c) => `${name} ${values[c]} (${formatPercent(chances[c])})`);
+  return `${parts.join(", ")}: ${colourName(values)}`;
+}

@@ -81,7 +81,7 @@ export class Viewer {
     document.getElementById("viewer-facts").textContent = [
       [label, model.id].includes(title) ? null : title,
       `Seed ${seed}`,
-      label ? `class ${label}` : null,
+      label ? `asked for: ${label}` : null,
       bits === null ? null : `${bits.toFixed(3)} bits/dim`,
       `${model.width} × ${model.height}, ${model.id}`,
     ].filter(Boolean).join(" · ");
