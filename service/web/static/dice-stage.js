@@ -1,18 +1,16 @@
 /** A picture that is drawn slowly, with the probabilities of each pixel's values as bars. */
 
-import { drawPicture, pause, postImages, scoreImages, withRetries } from "./api.js";
+import { pause } from "./api.js";
 import { Chart, connectScale, darkScheme } from "./chart.js";
 import { randomSeed, resolveClass, usesGuidance } from "./fields.js";
 import { channelNames, describeNext, describeRoll } from "./format.js";
-import { mostSurprising } from "./heatmap.js";
-import { PixelOdds } from "./pixel-odds.js";
-import { pixelCount, toPng } from "./pixels.js";
+import { drawWithOdds } from "./pixel-odds.js";
+import { pixelCount } from "./pixels.js";
 import { Player, reducedMotion } from "./player.js";
 import { SamplingControls, samplingFields } from "./sampling-controls.js";
 import { applySampling } from "./sampling.js";
 
-const CERTAIN_BITS = 0.15; // pixels that cost fewer bits than this pass quickly,
-const CERTAIN_RATE = 150; // at this many pixels per second
+const CERTAIN_RATE = 150; // pixels per second at which nearly certain pixels pass
 const MARK_AFTER = 0.45; // share of a pixel's time before its value is marked
 const FOLLOW_RATE = 8; // pixels per second from which the bars skip pixels that arrive late
 const FINISH_SECONDS = 5; // duration of "Roll all the rest"
@@ -133,7 +131,7 @@ export class DiceStage {
       this.host.onPicture(this.source);
       await this.draw(0);
       if (autoplay && !reducedMotion.matches) await this.play();
-      else await this.show(mostSurprising(this.bits.slice(0, Math.ceil(this.total / 2)), 1)[0]);
+      else await this.show(this.odds.mostOpenPixel());
     });
   }
 
@@ -156,40 +154,22 @@ export class DiceStage {
     this.abort = new AbortController();
     const { model, source, abort: { signal }, host, player } = this;
     if (from === 0) {
-      this.at = 0;
+      Object.assign(this, { at: 0, odds: null, answer: null, shown: null });
       player.reset(model);
       for (const chart of this.charts) chart.clear();
       this.say("The model is drawing …");
     }
     this.showButtons(true);
-    const picture = from === 0 ? await drawPicture(model, source, signal, host.onStatus)
-      : await this.drawRest(from);
-    const [{ pixel_bits: bits }] =
-      await scoreImages(model, await toPng(picture), source.label, signal, host.onStatus);
-    signal.throwIfAborted();
+    this.odds = await drawWithOdds(model, source, player.picture, from, signal, host.onStatus);
     host.onStatus("");
-    this.bits = bits;
-    this.odds = new PixelOdds(model, picture, source.label, signal, host.onStatus);
-    player.load(picture);
+    player.load(this.odds.picture);
     player.seek(from);
     this.showButtons();
   }
 
-  /** Return the picture with all pixels from `from` on drawn again. */
-  async drawRest(from) {
-    const { model, source, abort: { signal }, host, player: { picture } } = this;
-    if (from === this.total) return picture;
-    const png = await toPng(picture, (p) => p < from);
-    const fields = { model: model.id, output: "values", ...source };
-    const response = await withRetries(
-      () => postImages("v1/completions", fields, png, signal), signal, { onStatus: host.onStatus });
-    const { images: [{ values }] } = await response.json();
-    return { shape: model, values: Uint8Array.from(values), known: null };
-  }
-
   /** Draw the rest again with the sampling values of the sliders. */
   redraw(from) {
-    if (!this.odds) return null; // the first picture is still being drawn, or failed
+    if (!this.odds) return this.source && this.begin(); // not drawn yet
     return this.guard(async () => {
       const { playing } = this;
       this.source = {
@@ -214,7 +194,7 @@ export class DiceStage {
         this.halt();
         return;
       }
-      if (this.bits[this.at] < CERTAIN_BITS) {
+      if (this.odds.isCertain(this.at)) {
         this.move(this.at + 1);
         await pause(1 / CERTAIN_RATE, this.abort.signal);
       } else {
@@ -229,7 +209,7 @@ export class DiceStage {
     const { at, abort: { signal } } = this;
     if (seconds > 1 / FOLLOW_RATE) {
       const shown = this.show(at); // requested before the pixels after it
-      this.prefetch(at + 1);
+      this.odds.prefetch(at + 1, this.guided);
       await shown;
       await pause(MARK_AFTER * seconds, signal);
       if (this.run !== run) return;
@@ -247,7 +227,7 @@ export class DiceStage {
     this.halt();
     const { abort: { signal }, at } = this;
     if (this.shown !== at || this.marked) await this.show(at);
-    this.prefetch(at + 1);
+    this.odds.prefetch(at + 1, this.guided);
     this.mark();
     await pause(ROLL_SECONDS, signal);
     if (this.at !== at + 1 || this.playing) return;
@@ -343,15 +323,6 @@ export class DiceStage {
 
   get guided() {
     return Boolean(this.label) && this.sampling.values.guidance !== 1;
-  }
-
-  prefetch(from) {
-    let left = this.model.channels > 1 ? 1 : 3; // a colour pixel needs three distributions, or six
-    for (let p = from; p < this.total && left; p += 1) {
-      if (this.bits[p] < CERTAIN_BITS) continue;
-      this.odds.fetch(p, this.guided).catch(() => {}); // reported when it is shown
-      left -= 1;
-    }
   }
 
   /** Show the bars of pixel `p` and its value once they arrive, unless others are on their way. */

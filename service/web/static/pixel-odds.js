@@ -1,18 +1,55 @@
-/** Distributions of the pixels of one picture, fetched once each. */
+/** A picture that the server has drawn, with the bits and the distributions of its pixels. */
 
-import { postJson, withRetries } from "./api.js";
+import { drawPicture, postImages, postJson, scoreImages, withRetries } from "./api.js";
+import { mostSurprising } from "./heatmap.js";
+import { pixelCount, toPng } from "./pixels.js";
+
+const CERTAIN_BITS = 0.15; // a pixel that costs fewer bits than this is nearly certain
+
+/**
+ * Let the server draw a picture from pixel `from` on, and measure it.
+ *
+ * @param {object} model
+ * @param {object} source request fields: seed and sampling values
+ * @param {import("./pixels.js").Picture} before the picture whose pixels before `from` are kept
+ * @param {number} from
+ * @param {AbortSignal} signal
+ * @param {(text: string) => void} onStatus
+ */
+export async function drawWithOdds(model, source, before, from, signal, onStatus) {
+  let picture = before;
+  if (from === 0) picture = await drawPicture(model, source, signal, onStatus);
+  else if (from < pixelCount(model)) {
+    picture = await drawRest(model, source, before, from, signal, onStatus);
+  }
+  const [{ pixel_bits: bits }] =
+    await scoreImages(model, await toPng(picture), source.label, signal, onStatus);
+  signal.throwIfAborted();
+  return new PixelOdds(model, picture, bits, source.label, signal, onStatus);
+}
+
+/** Return a picture with all pixels from `from` on drawn again. */
+async function drawRest(model, source, before, from, signal, onStatus) {
+  const png = await toPng(before, (p) => p < from);
+  const fields = { model: model.id, output: "values", ...source };
+  const response = await withRetries(
+    () => postImages("v1/completions", fields, png, signal), signal, { onStatus });
+  const { images: [{ values }] } = await response.json();
+  return { shape: model, values: Uint8Array.from(values), known: null };
+}
 
 /** Caches the distributions of a picture whose values do not change. */
 export class PixelOdds {
   /**
    * @param {object} model
    * @param {import("./pixels.js").Picture} picture
+   * @param {number[]} bits of each pixel
    * @param {string | undefined} label the class that the picture was drawn as
    * @param {AbortSignal} signal
    * @param {(text: string) => void} onStatus
    */
-  constructor(model, picture, label, signal, onStatus) {
-    Object.assign(this, { model, label, signal, onStatus });
+  constructor(model, picture, bits, label, signal, onStatus) {
+    Object.assign(this, { model, picture, bits, label, signal, onStatus });
     this.values = Array.from(picture.values);
     this.cache = new Map();
   }
@@ -32,6 +69,25 @@ export class PixelOdds {
       this.cache.set(key, answer);
     }
     return this.cache.get(key);
+  }
+
+  isCertain(p) {
+    return this.bits[p] < CERTAIN_BITS;
+  }
+
+  /** Return the pixel of the upper half that surprised the model most. */
+  mostOpenPixel() {
+    return mostSurprising(this.bits.slice(0, Math.ceil(this.bits.length / 2)), 1)[0];
+  }
+
+  /** Fetch the distributions of the next pixels from `from` on that are not certain. */
+  prefetch(from, guided) {
+    let left = this.model.channels > 1 ? 1 : 3; // a colour pixel needs three distributions, or six
+    for (let p = from; p < this.bits.length && left; p += 1) {
+      if (this.isCertain(p)) continue;
+      this.fetch(p, guided).catch(() => {}); // reported when it is shown
+      left -= 1;
+    }
   }
 
   async fetchNow(p, guided) {
