@@ -73,8 +73,7 @@ def test_scenes_report_waiting_and_continue(visit: Open) -> None:
         lose(page, path, 2)
     page.click("nav [data-view=learn]")
     expect(page.locator(bits)).to_contain_text("bits instead of")
-    roll = page.locator("#scene-dice button").first
-    expect(roll).to_be_enabled()
+    expect(page.locator("#scene-dice [data-dice-verdict]")).to_contain_text("Next:")
     expect(page.locator(dice)).to_be_empty()
     page.click("#scene-limits button")
     expect(page.locator(limits)).to_contain_text("without looking")
@@ -95,7 +94,7 @@ def test_failed_scenes_restart_by_themselves(visit: Open) -> None:
     bits.click()  # does not restart it, because it is not a button
     page.unroute("**/v1/*")
     expect(bits).to_contain_text("bits instead of")
-    expect(page.locator("#scene-dice button").first).to_be_enabled()
+    expect(page.locator("#scene-dice [data-dice-roll]")).to_be_enabled()
 
 
 def test_scene_restarted_by_visitor_is_not_restarted(visit: Open) -> None:
@@ -105,17 +104,16 @@ def test_scene_restarted_by_visitor_is_not_restarted(visit: Open) -> None:
     for path in ("*", "models"):  # the page polls the latter
         page.route(f"**/v1/{path}", lambda route: route.abort())
     page.click("nav [data-view=learn]")
-    dice, bits = (page.locator(f"#scene-{name} [data-status]") for name in ("dice", "bits"))
+    bits = page.locator("#scene-bits [data-status]")
     expect(bits).to_contain_text("cannot be reached")
-    roll, again = page.locator("#scene-dice button").all()
-    expect(again).to_have_text("Begin again")
     page.unroute("**/v1/*")
-    again.click()
-    roll.click()
-    expect(dice).to_contain_text("The dice say")
+    page.click("#scene-dice [data-dice-renew]")
+    page.click("#scene-dice [data-dice-finish]")
+    verdict = page.locator("#scene-dice [data-dice-verdict]")
+    expect(verdict).to_contain_text("The last pixel is")
     page.unroute("**/v1/models")
     expect(bits).to_contain_text("bits instead of")
-    expect(dice).to_contain_text("The dice say")
+    expect(verdict).to_contain_text("The last pixel is")
 
 
 def test_examples_report_waiting(visit: Open) -> None:

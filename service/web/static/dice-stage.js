@@ -160,7 +160,8 @@ export class DiceStage {
       this.say("The model is drawing …");
     }
     this.showButtons(true);
-    this.odds = await drawWithOdds(model, source, player.picture, from, signal, host.onStatus);
+    const onWait = (text) => { this.waited = true; host.onStatus(text); };
+    this.odds = await drawWithOdds(model, source, player.picture, from, signal, onWait);
     host.onStatus("");
     player.load(this.odds.picture);
     player.seek(from);
@@ -319,6 +320,8 @@ export class DiceStage {
   async load(p) {
     this.answer = await this.odds.fetch(p, this.guided);
     this.shown = p;
+    if (this.waited) this.host.onStatus(""); // the server has answered
+    this.waited = false;
   }
 
   get guided() {
