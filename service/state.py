@@ -22,7 +22,6 @@ from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.http.sse import StreamPacer
 from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.metrics import Metrics, ModelMetrics
-from scanline.service.recipes.png_writer import WITHOUT_RECIPES, DrawnBy, PngWriter
 from scanline.service.settings import Settings
 
 log = logging.getLogger("scanline.server")
@@ -142,13 +141,6 @@ class AppState:
             return self.settings.max_json
         values = (loaded.engine.config.values for loaded in self.models.values())
         return JSON_BYTES + VALUE_BYTES * max(values, default=0)
-
-    def png_writer(self, model: str) -> PngWriter:
-        """Return the encoder of a loaded model's images."""
-        if not self.settings.png_metadata:
-            return WITHOUT_RECIPES
-        loaded = self.models[model]
-        return PngWriter(DrawnBy.of(loaded.checkpoint, loaded.engine.arithmetic))
 
     def encode_pool_for(self, pixels: int) -> FairThreadPool:
         """Return the pool that encodes images of this many pixels."""

@@ -10,7 +10,12 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BeforeValidator, WithJsonSchema
 
 from scanline.model.noise import MAX_SEED
-from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, find_model
+from scanline.service.api.dependencies import (
+    COMMON_DEPENDENCIES,
+    AppStateDep,
+    find_model,
+    png_writer,
+)
 from scanline.service.api.requests import SampleQuery
 from scanline.service.api.specs import build_spec
 from scanline.service.api.submission import submit_generation
@@ -87,7 +92,7 @@ async def png_response(
         ApiError: If drawing fails or is cancelled.
     """
     digest = fingerprint(loaded.engine.name, spec, spec.seed)
-    writer = app_state.png_writer(loaded.engine.name)
+    writer = png_writer(app_state, loaded.engine.name)
     facts = f"{loaded.fingerprint} {RECIPE_FORMAT if writer.drawn_by else None} {writer.drawn_by}"
     etag = f'"{hashlib.sha256(facts.encode() + digest).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": cache_control}

@@ -13,6 +13,7 @@ from scanline.service.http.bodies import (
     unique_query_params,
 )
 from scanline.service.http.errors import ApiError, not_ready
+from scanline.service.recipes.png_writer import WITHOUT_RECIPES, DrawnBy, PngWriter
 from scanline.service.state import AppState, LoadedModel
 
 # For the documentation only: ApiKeyMiddleware checks the key before it reads the body.
@@ -68,3 +69,11 @@ def find_model_with_capacity(
     if not app_state.idempotency.has_result(request.state.caller, key):
         loaded.engine.queue.check_capacity(n, request.state.caller)
     return loaded
+
+
+def png_writer(app_state: AppState, model: str) -> PngWriter:
+    """Return the encoder of a loaded model's images, which adds recipes unless they are off."""
+    if not app_state.settings.png_metadata:
+        return WITHOUT_RECIPES
+    loaded = app_state.models[model]
+    return PngWriter(DrawnBy.of(loaded.checkpoint, loaded.engine.arithmetic))

@@ -11,6 +11,7 @@ from scanline.service.api.dependencies import (
     BODY_DEPENDENCIES,
     AppStateDep,
     find_model_with_capacity,
+    png_writer,
 )
 from scanline.service.api.generation_reply import (
     IMAGES_RESPONSE,
@@ -149,7 +150,7 @@ async def _draw(
 ) -> Response:
     """Submit a generation, and reply with its stream, its images, or its URL."""
     media, granularity, output = reply_format
-    writer = app_state.png_writer(engine.name)
+    writer = png_writer(app_state, engine.name)
     if media == "text/event-stream":
         generation = submit_generation(request, app_state, engine, spec, key)
         return stream_generation(request, app_state, engine, generation, granularity, None, output)

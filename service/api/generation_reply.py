@@ -9,6 +9,7 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from scanline.service.api.cursors import Cursor
+from scanline.service.api.dependencies import png_writer
 from scanline.service.api.event_schemas import EVENT_STREAM
 from scanline.service.api.events import stream_events
 from scanline.service.api.media import (
@@ -91,7 +92,7 @@ def stream_generation(
             granularity=granularity,
             resumed=resumed,
             output=output,
-            writer=app_state.png_writer(generation.model),
+            writer=png_writer(app_state, generation.model),
             estimate_wait=lambda: engine.queue.estimate_wait(generation),
         )
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from scanline.service.api.cursors import END_ID, parse_cursors
-from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep
+from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, png_writer
 from scanline.service.api.event_schemas import EVENT_STREAM
 from scanline.service.api.generation_reply import (
     IMAGES_RESPONSE,
@@ -47,7 +47,7 @@ async def get_generation(
         return stream_generation(request, app_state, engine, generation, "auto", None, output)
     if media != "application/json":
         _check_complete(generation)
-    writer = app_state.png_writer(generation.model)
+    writer = png_writer(app_state, generation.model)
     async with watch_client(request) as client:
         reply = await app_state.encode_pool.run(
             client, encode_generation, generation, writer, media, output
@@ -104,7 +104,7 @@ async def cancel_generation(request: Request, app_state: AppStateDep, identifier
     engine.queue.cancel(generation)
     async with watch_client(request) as client:
         await wait_until_finished(generation, client)
-        writer = app_state.png_writer(generation.model)
+        writer = png_writer(app_state, generation.model)
         return await app_state.encode_pool.run(client, json_reply, generation, writer)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, BinaryIO, NamedTuple
 
-import numpy as np
 from fastapi import APIRouter, Depends, Form, Request, Response
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from scanline.model.config import ModelConfig
@@ -35,16 +33,16 @@ from scanline.service.images import MAX_SIDE, read_masked_image
 from scanline.service.recipes.png_writer import DrawnBy
 from scanline.service.recipes.recipe import Recipe
 from scanline.service.recipes.verification import (
-    Picture,
+    Saved,
     Verdict,
     Verification,
-    check_size,
     compare,
     find_given,
     no_recipe,
     options_of,
     other_weights,
     read_picture,
+    scale_down,
     source_missing,
 )
 from scanline.service.state import AppState, LoadedModel
@@ -93,31 +91,46 @@ async def verify(
     if not app_state.models:
         raise not_ready("the models are still loading; try again in a moment")
     async with watch_client(request) as client:
-        open_image = partial(open_upload, max_pixels=MAX_PICTURE_PIXELS)
-        read = (read_picture, form.image.file, open_image)
-        picture = await app_state.upload_pool.run(client, *read)
-    verdict = await _verify(request, app_state, form, picture)
+        read = await app_state.upload_pool.run(client, _read, app_state, form.image.file)
+    if isinstance(read, Verification):
+        verdict = read
+    else:
+        verdict = await _draw_and_compare(request, app_state, form, read)
     async with watch_client(request) as client:
         return await app_state.encode_pool.run(client, _reply, verdict)
 
 
-async def _verify(
-    request: Request, app_state: AppState, form: VerifyForm, picture: Picture
-) -> Verification:
-    """Draw a picture's recipe and compare."""
-    recipe, pixels = picture
+class _Upload(NamedTuple):
+    """An uploaded picture, and the model that can draw it."""
+
+    recipe: Recipe
+    saved: Saved
+    loaded: LoadedModel
+
+
+def _read(app_state: AppState, file: BinaryIO) -> _Upload | Verification:
+    """Read a picture, and find its model; return the verdict if it cannot be drawn again."""
+    open_image = partial(open_upload, max_pixels=MAX_PICTURE_PIXELS)
+    recipe, pixels = read_picture(file, open_image)
     if recipe is None:
         return no_recipe()
     loaded = _find(app_state, recipe)
     if loaded is None or loaded.checkpoint.digest != recipe.weights:
         return other_weights(recipe, None if loaded is None else loaded.checkpoint.digest)
+    saved = scale_down(recipe, pixels, loaded.engine.config)
+    return saved if isinstance(saved, Verification) else _Upload(recipe, saved, loaded)
+
+
+async def _draw_and_compare(
+    request: Request, app_state: AppState, form: VerifyForm, upload: _Upload
+) -> Verification:
+    """Draw a picture's recipe and compare."""
+    recipe, saved, loaded = upload
     engine, config = loaded.engine, loaded.engine.config
-    if resized := check_size(recipe, pixels, config):
-        return resized
     spec = _spec(request, app_state, loaded, recipe)
     if recipe.given is not None:
         async with watch_client(request) as client:
-            add_given = (_add_given, form, recipe, pixels, config, spec)
+            add_given = (_add_given, form, recipe, saved, config, spec)
             completion = await app_state.upload_pool.run(client, *add_given)
         if completion is None:
             return source_missing(recipe)
@@ -129,9 +142,7 @@ async def _verify(
     images = [image.read(0, config.pixels) for image in generation.images]
     here = DrawnBy.of(loaded.checkpoint, engine.arithmetic)
     async with watch_client(request) as client:
-        return await app_state.upload_pool.run(
-            client, compare, recipe, pixels, images, config, here
-        )
+        return await app_state.encode_pool.run(client, compare, recipe, saved, images, config, here)
 
 
 def _find(app_state: AppState, recipe: Recipe) -> LoadedModel | None:
@@ -162,13 +173,13 @@ def _spec(
 def _add_given(
     form: VerifyForm,
     recipe: Recipe,
-    pixels: NDArray[np.uint8],
+    saved: Saved,
     config: ModelConfig,
     spec: GenerationSpec,
 ) -> GenerationSpec | None:
     """Add a completion's known pixels to its spec; None if they are not at hand."""
     if form.source is None:
-        return find_given(recipe, pixels, config, spec)
+        return find_given(recipe, saved, config, spec)
     mask = form.mask.file if form.mask else None
     try:
         canvas, known = read_masked_image(form.source.file, mask, form.known_rows, form.fit, config)

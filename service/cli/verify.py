@@ -12,9 +12,11 @@ from scanline.service.cli.options import Backend, Fit, Threads, WeightsDir
 
 if TYPE_CHECKING:
     from scanline.model.checkpoint import Checkpoint
+    from scanline.model.config import ModelConfig
     from scanline.service.cli.grid import DrawOptions
+    from scanline.service.engine.generation import GenerationSpec
     from scanline.service.recipes.recipe import Recipe
-    from scanline.service.recipes.verification import Picture, Verification
+    from scanline.service.recipes.verification import Verification
 
 
 def verify(
@@ -54,17 +56,15 @@ def verify(
     """
     from scanline.model.atomic_files import write_atomically
     from scanline.service.cli.grid import DrawOptions, check_target
-    from scanline.service.cli.pictures import open_picture, read_file
-    from scanline.service.recipes.verification import Verdict, read_picture
+    from scanline.service.recipes.verification import Verdict
 
     if rows is not None and source is None:
         raise ValueError("--rows needs --source, the picture that was completed")
     if changes is not None:
         check_target(changes)
-    opened = read_picture(read_file(picture), open_picture)
     options = DrawOptions(backend, threads, isa)
     given = None if source is None else (source, rows, fit)
-    verdict = _verify(opened, weights, options, given)
+    verdict = _verify(picture, weights, options, given)
     typer.echo(f"{picture}: {verdict.message}")
     if changes is not None and verdict.changes is not None:
         write_atomically(changes, verdict.changes)
@@ -76,7 +76,7 @@ def verify(
 
 
 def _verify(
-    picture: Picture,
+    picture: Path,
     weights: Path | None,
     options: DrawOptions,
     given: tuple[Path, int | None, Fit] | None,
@@ -86,47 +86,54 @@ def _verify(
     from scanline.service.cli.grid import draw_generation
     from scanline.service.cli.pictures import open_picture, read_file
     from scanline.service.engine.generation import GenerationSpec
-    from scanline.service.images import read_masked_image
-    from scanline.service.recipes.verification import (
-        check_size,
-        compare,
-        find_given,
-        no_recipe,
-        options_of,
-        other_weights,
-        source_missing,
-    )
+    from scanline.service.recipes import verification as verifying
 
-    recipe, pixels = picture
+    recipe, pixels = verifying.read_picture(read_file(picture), open_picture)
     if recipe is None:
-        return no_recipe()
+        return verifying.no_recipe()
     checkpoint = _find(recipe, weights)
     if checkpoint is None or checkpoint.digest != recipe.weights:
-        return other_weights(recipe, None if checkpoint is None else checkpoint.digest)
+        here = None if checkpoint is None else checkpoint.digest
+        return verifying.other_weights(recipe, here)
     config = checkpoint.model.config
-    if resized := check_size(recipe, pixels, config):
-        return resized
+    saved = verifying.scale_down(recipe, pixels, config)
+    if isinstance(saved, verifying.Verification):
+        return saved
     try:
-        sampling = resolve(config, checkpoint.defaults, options_of(recipe))
+        sampling = resolve(config, checkpoint.defaults, verifying.options_of(recipe))
     except SamplingError as error:
         raise ValueError(f"the recipe in the file does not fit the model: {error}") from None
     spec = GenerationSpec(n=recipe.n, seed=recipe.seed, sampling=sampling)
     if recipe.given is not None:
-        completion = None
-        if given is None:
-            completion = find_given(recipe, pixels, config, spec)
-        else:
-            source, rows, fit = given
-            file = read_file(source)
-            canvas, known = read_masked_image(file, None, rows, fit, config, open_picture)
-            one = replace(spec, canvas=canvas, known=known)
-            completion = one if one.given_digest == recipe.given else None
+        completion = (
+            verifying.find_given(recipe, saved, config, spec)
+            if given is None
+            else _read_given(recipe, spec, config, *given)
+        )
         if completion is None:
-            return source_missing(recipe)
+            return verifying.source_missing(recipe)
         spec = completion
-    generation, here = draw_generation(checkpoint, spec, options)
+    generation, drawn_by = draw_generation(checkpoint, spec, options)
     images = [image.read(0, config.pixels) for image in generation.images]
-    return compare(recipe, pixels, images, config, here)
+    return verifying.compare(recipe, saved, images, config, drawn_by)
+
+
+def _read_given(
+    recipe: Recipe,
+    spec: GenerationSpec,
+    config: ModelConfig,
+    source: Path,
+    rows: int | None,
+    fit: Fit,
+) -> GenerationSpec | None:
+    """Add the known pixels of ``source`` to a spec; None if they are not those of the recipe."""
+    from scanline.service.cli.pictures import open_picture, read_file
+    from scanline.service.images import read_masked_image
+
+    file = read_file(source)
+    canvas, known = read_masked_image(file, None, rows, fit, config, open_picture)
+    spec = replace(spec, canvas=canvas, known=known)
+    return spec if spec.given_digest == recipe.given else None
 
 
 def _find(recipe: Recipe, weights: Path | None) -> Checkpoint | None:

@@ -13,6 +13,7 @@ from scanline.service.api.dependencies import (
     AppStateDep,
     find_model,
     find_model_with_capacity,
+    png_writer,
 )
 from scanline.service.api.media import GENERATION_HEADERS, generation_headers
 from scanline.service.api.specs import build_spec
@@ -119,7 +120,7 @@ async def _draw(
 ) -> Response:
     """Submit a generation, and reply with its stream or its images."""
     generation = submit_generation(request, app_state, engine, spec, key)
-    writer = app_state.png_writer(engine.name)
+    writer = png_writer(app_state, engine.name)
     # Without a key, no later request can read this generation: cancel it if the client disconnects.
     grace = 0 if key is None else None
     if body.stream:

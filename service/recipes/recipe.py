@@ -12,7 +12,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,7 +25,7 @@ from scanline.model.png import SIGNATURE, iterate_chunks
 from scanline.model.sampling import MAX_TEMPERATURE
 from scanline.service.upload_limits import MAX_PARTS
 
-FORMAT: Literal[1] = 1  # raise it when a field changes its meaning
+FORMAT = 1  # raise it when a field changes its meaning
 KEYWORD = b"scanline"
 MAX_RECIPE_BYTES = 16_384  # some 400 are usual; the names of the model and the class have no limit
 HEADER_END = 33  # length of a PNG's signature and IHDR chunk
@@ -50,7 +50,9 @@ class Recipe(BaseModel):
         },
     )  # fmt: skip
 
-    format: Annotated[Literal[1], Field(description="Version of the recipe's format.")] = FORMAT
+    format: Annotated[
+        int, Field(ge=FORMAT, le=FORMAT, description="Version of the recipe's format.")
+    ] = FORMAT
     model: str
     weights: Annotated[Digest, Field(description="SHA-256 of the model's config and weights.")]
     precision: Annotated[

@@ -34,11 +34,20 @@ class Verdict(StrEnum):
     NO_RECIPE = "no_recipe"
 
 
-class Picture(NamedTuple):
-    """A file to verify: its recipe, and its pixels as RGBA, uint8 ``[H, W, 4]``."""
+class Saved(NamedTuple):
+    """Picture or grid in a file, with one value per pixel of the model.
 
-    recipe: Recipe | None
-    pixels: NDArray[np.uint8]
+    It is much smaller than an enlarged file, so that many can wait for the engine.
+
+    Attributes:
+        values: RGBA of the first pixel of each block, uint8 ``[H, W, 4]``.
+        mixed: Which blocks have several colours, bool ``[H, W]``.
+        margin: Whether the margin around a single image is as it was drawn.
+    """
+
+    values: NDArray[np.uint8]
+    mixed: NDArray[np.bool_]
+    margin: bool
 
 
 @dataclass(frozen=True)
@@ -61,8 +70,8 @@ class Verification:
     changes: bytes | None = None
 
 
-def read_picture(file: BinaryIO, open_image: OpenImage) -> Picture:
-    """Read a file to verify, decoded by ``open_image``.
+def read_picture(file: BinaryIO, open_image: OpenImage) -> tuple[Recipe | None, NDArray[np.uint8]]:
+    """Read a file to verify: its recipe, and its pixels as RGBA, uint8 ``[H, W, 4]``.
 
     Raises:
         ImageError: If the file is not a valid image, or its recipe cannot be read.
@@ -70,7 +79,7 @@ def read_picture(file: BinaryIO, open_image: OpenImage) -> Picture:
     image = open_image(file, "image", None, None)
     file.seek(0)
     recipe = read_recipe(file.read())
-    return Picture(recipe, np.asarray(image.convert("RGBA"), np.uint8))
+    return recipe, np.asarray(image.convert("RGBA"), np.uint8)
 
 
 def options_of(recipe: Recipe) -> SamplingOptions:
@@ -98,11 +107,11 @@ def other_weights(recipe: Recipe, here: str | None) -> Verification:
         here: Digest of the model of the same name; None if there is no such model.
     """
     if here is None:
-        message = f"It was drawn by the model {recipe.model!a}, which is not available here."
+        message = f"It was drawn by the model {recipe.model[:100]!a}, which is not available here."
     else:
         message = (
-            f"It was drawn with other weights: the digest of {recipe.model!a} here begins with "
-            f"{here[:10]}, in the picture with {recipe.weights[:10]}."
+            f"It was drawn with other weights: the digest of {recipe.model[:100]!a} here begins "
+            f"with {here[:10]}, in the picture with {recipe.weights[:10]}."
         )
     return Verification(Verdict.OTHER_WEIGHTS, message, recipe)
 
@@ -116,54 +125,43 @@ def source_missing(recipe: Recipe) -> Verification:
     return Verification(Verdict.SOURCE_MISSING, message, recipe)
 
 
-def check_size(
+def scale_down(
     recipe: Recipe, pixels: NDArray[np.uint8], config: ModelConfig
-) -> Verification | None:
-    """Return the verdict on a resized picture, None if its size is that of its recipe."""
-    if _content(recipe, pixels, config) is not None:
-        return None
-    height, width = (side * recipe.scale for side in grid_size(recipe.n, config))
-    message = (
-        f"The picture was resized or cropped: it has {pixels.shape[1]} × {pixels.shape[0]} "
-        f"pixels, and was saved with {width} × {height}."
-    )
-    return Verification(Verdict.RESIZED, message, recipe)
-
-
-def _content(
-    recipe: Recipe, pixels: NDArray[np.uint8], config: ModelConfig
-) -> tuple[NDArray[np.uint8], bool] | None:
-    """Return the part of a file inside its margins, and whether the margins are intact.
+) -> Saved | Verification:
+    """Undo the enlargement of a file, or return the verdict if it has another size than saved.
 
     A single image may have black margins of the same width on both sides, as OpenAI's sizes have.
-    Returns None if the file has another size.
     """
-    H, W = (side * recipe.scale for side in grid_size(recipe.n, config))
+    rows, columns = grid_size(recipe.n, config)
+    scale = recipe.scale
+    H, W = rows * scale, columns * scale
     height, width = pixels.shape[:2]
-    if (height, width) == (H, W):
-        return pixels, True
-    if recipe.n > 1 or height < H or width < W:
-        return None
+    if (height, width) != (H, W) and (recipe.n > 1 or height < H or width < W):
+        message = (
+            f"The picture was resized or cropped: it has {width} × {height} pixels, and was saved "
+            f"with {W} × {H}."
+        )
+        return Verification(Verdict.RESIZED, message, recipe)
     top, left = (height - H) // 2, (width - W) // 2
-    inside = np.zeros((height, width), bool)
-    inside[top : top + H, left : left + W] = True
-    intact = (pixels[~inside] == (0, 0, 0, 255)).all()
-    return pixels[top : top + H, left : left + W], bool(intact)
+    outside = np.ones((height, width), bool)
+    outside[top : top + H, left : left + W] = False
+    margin = bool((pixels[outside] == (0, 0, 0, 255)).all())
+    blocks = pixels[top : top + H, left : left + W].reshape(rows, scale, columns, scale, 4)
+    values = blocks[:, 0, :, 0].copy()
+    return Saved(values, (blocks != values[:, None, :, None]).any(axis=(1, 3, 4)), margin)
 
 
 def find_given(
-    recipe: Recipe, pixels: NDArray[np.uint8], config: ModelConfig, spec: GenerationSpec
+    recipe: Recipe, saved: Saved, config: ModelConfig, spec: GenerationSpec
 ) -> GenerationSpec | None:
     """Add the known pixels of a completion to its spec; None if they are not at hand.
 
     The finished picture contains its known pixels, but not which they are. The usual case, that
     the first rows are known, is found by trying each number of rows.
     """
-    content = _content(recipe, pixels, config)
-    if recipe.n > 1 or content is None:
+    if recipe.n > 1:
         return None
-    canvas = content[0][:: recipe.scale, :: recipe.scale, : config.channels]
-    canvas = canvas.reshape(config.pixels, config.channels)
+    canvas = saved.values[..., : config.channels].reshape(config.pixels, config.channels)
     for rows in range(1, config.height):
         known = np.arange(config.pixels) < rows * config.width
         tried = replace(spec, canvas=canvas, known=known)
@@ -174,7 +172,7 @@ def find_given(
 
 def compare(
     recipe: Recipe,
-    pixels: NDArray[np.uint8],
+    saved: Saved,
     images: Sequence[NDArray[np.uint8]],
     config: ModelConfig,
     here: DrawnBy,
@@ -183,25 +181,19 @@ def compare(
 
     Args:
         recipe: The recipe in the file.
-        pixels: The file's pixels, of a size that ``check_size`` accepts.
+        saved: The picture in the file.
         images: The drawn images, uint8 ``[T, C]``.
         config: The model's config.
         here: Facts about the model and the arithmetic that drew them.
     """
-    content = _content(recipe, pixels, config)
-    assert content is not None
-    given, intact = content
     drawn = arrange_grid(images, config)
     rgba = np.full((*drawn.shape[:2], 4), 255, np.uint8)
     rgba[..., :3] = drawn
-    H, W, scale = *drawn.shape[:2], recipe.scale
-    # A pixel is changed if any part of its block in the file differs.
-    blocks = given.reshape(H, scale, W, scale, 4)
-    changed = (blocks != rgba[:, None, :, None]).any(axis=(1, 3, 4))
+    changed = saved.mixed | (saved.values != rgba).any(-1)
     count = int(changed.sum())
-    if not count and intact:
+    if not count and saved.margin:
         return Verification(Verdict.SAME, "Same picture, to the pixel.", recipe, changed)
-    changes = _picture_of_changes(given[::scale, ::scale, :3], changed)
+    changes = _picture_of_changes(saved.values[..., :3], changed)
     if here.arithmetic is None or (here.arithmetic, here.precision) != (
         recipe.arithmetic, recipe.precision,
     ):  # fmt: skip
@@ -218,7 +210,7 @@ def compare(
             f"{count:,} of {changed.size:,} {noun} changed, the first in row {y + 1}, "
             f"column {x + 1}"
         )
-    if not intact:
+    if not saved.margin:
         parts.append("the margin was changed")
     return Verification(Verdict.EDITED, f"Edited: {'; '.join(parts)}.", recipe, changed, changes)
 

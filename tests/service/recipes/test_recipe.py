@@ -122,6 +122,7 @@ def test_value_out_of_bounds_is_refused(changed: dict[str, Any], reason: str) ->
         (b"", "not a JSON object"),
         (b"#draw?seed=1", "not a JSON object"),
         (b"\xff\xfe", "not a JSON object"),
+        (json.dumps(FIELDS).replace("one", r"\ud800").encode(), "not a JSON object"),
         (b"[" * 10_000, "not a JSON object"),
         (b"[]", "not a JSON object"),
         (b"{}", "model"),
