@@ -4,6 +4,7 @@
 // Input file, all in the order of the structs: Config; each tensor of Weights, then of each layer, as a
 // count of floats and the floats; the number of slots to begin, their numbers and lengths; the arrays of
 // Arrays.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -84,8 +85,11 @@ int main(int, char** arguments) {
     std::vector<float> trace(N * steps * static_cast<size_t>(config.head_outputs));
     scanline_trace(decoder, trace.data());
     if (scanline_begin(decoder, slots.data(), lengths.data(), count) != 0) return 6;
+    std::vector<int32_t> drawn;  // twins follow their images
+    for (const int32_t slot : slots)
+        if (std::find(twin.begin(), twin.end(), slot) == twin.end()) drawn.push_back(slot);
     for (size_t done = 0; done < T; done += 5)
-        if (scanline_step(decoder, slots.data(), count, 5) != 0) return 7;
+        if (scanline_step(decoder, drawn.data(), static_cast<int>(drawn.size()), 5) != 0) return 7;
     scanline_close(decoder);
 
     file = std::fopen(arguments[2], "wb");

@@ -18,9 +18,11 @@ from scanline.kernels.native.abi import PRECISIONS, Precision
 from scanline.kernels.native.build import FLAGS
 from scanline.kernels.native.cpu import ISAS
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.base import InputBatch
+from scanline.model.decoders.base import NO_SLOT, InputBatch
 from scanline.model.decoders.native import NativeDecoder
+from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close
+from tests.kernels.native import golden
 from tests.kernels.native.fixtures import DTYPES, ERRORS, ODD_SIZES, STRICT, float64_outputs
 from tests.model.decoders.fixtures import KINDS, masked, network_for
 
@@ -84,15 +86,17 @@ class Captured:
 
 def emulate(
     driver: Path, folder: Path, config: ModelConfig, inputs: InputBatch, precision: Precision,
-    threads: int, speculate: bool = True,
+    threads: int, speculate: bool = True, network: LinearTransformer | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:  # fmt: skip
     """Draw all images in the emulator; return canvas, bits and every step's parameters."""
     count = len(inputs.canvas)
+    slots = count + int((inputs.twin != NO_SLOT).sum())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(abi, "NativeNetwork", Captured)
         decoder = NativeDecoder(
-            network_for(config), count, threads, precision=precision, speculate=speculate
-        )
+            network or network_for(config), slots, threads, precision=precision,
+            speculate=speculate,
+        )  # fmt: skip
     decoder.begin(np.arange(count, dtype=np.int32), inputs)
     captured = decoder._native
     assert isinstance(captured, Captured)
@@ -107,7 +111,7 @@ def emulate(
     canvas = np.frombuffer(data[: sizes[1]], np.uint8).reshape(decoder.canvas.shape).copy()
     bits = np.frombuffer(data[sizes[1] : sizes[2]], np.float32).reshape(decoder.bits.shape).copy()
     parameters = np.frombuffer(data[sizes[2] :], np.float32)
-    return canvas, bits, parameters.reshape(count, config.steps, config.head_outputs)
+    return canvas, bits, parameters.reshape(slots, config.steps, config.head_outputs)
 
 
 SOME = KINDS | {name: ODD_SIZES[name] for name in ("heads of 12", "heads of 31", "heads of 33")}
@@ -140,3 +144,17 @@ def test_bytes_do_not_depend_on_threads_and_batch(
         assert some[0].tobytes() == together[0][rows].tobytes()
         assert some[1].tobytes() == together[1][rows].tobytes()
         assert some[2].tobytes() == together[2][rows].tobytes()
+
+
+@pytest.mark.parametrize("name", golden.CONFIGS)
+@pytest.mark.parametrize("precision", golden.PRECISIONS)
+def test_golden_pictures(name: str, precision: Precision, driver: Path, tmp_path: Path) -> None:
+    """NEON draws the bytes of every other CPU. The driver has no particles."""
+    network = golden.network_of(name)
+    inputs = golden.golden_inputs(network.config)
+    canvas, bits, _ = emulate(
+        driver, tmp_path, network.config, inputs, precision, 2, network=network
+    )
+    expected = golden.load_golden()[name][precision]
+    found = {case: golden.digest(canvas[row], bits[row]) for row, case in enumerate(golden.CASES)}
+    assert found == {case: expected[case] for case in golden.CASES}
