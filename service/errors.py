@@ -15,6 +15,7 @@ from scanline.service.engine.generation import FinishReason, Generation
 from scanline.service.engine.idempotency import IdempotencyConflictError
 from scanline.service.engine.in_flight import TooManyInFlightError
 from scanline.service.engine.queue import ClosedError, QueueFullError
+from scanline.service.engine.quota import QuotaExceededError
 from scanline.service.http.bodies import describe_json_error
 from scanline.service.http.disconnect import ClientDisconnectedError
 from scanline.service.http.errors import (
@@ -26,7 +27,8 @@ from scanline.service.http.errors import (
 from scanline.service.http.paths import root_path
 
 DOMAIN_ERRORS: tuple[type[Exception], ...] = (
-    ImageError, QueueFullError, ClosedError, TooManyInFlightError, IdempotencyConflictError,
+    ImageError, QueueFullError, ClosedError, TooManyInFlightError, QuotaExceededError,
+    IdempotencyConflictError,
 )  # fmt: skip
 
 ERROR_SCHEMA: dict[str, Any] = {"model": ErrorReply}
@@ -46,8 +48,8 @@ _ERRORS: dict[int, dict[str, Any]] = {
     415: {"description": "The body is compressed, or a form that is not in UTF-8."},
     422: {"description": "The `Idempotency-Key` was used before with another request."},
     429: {
-        "description": "The queue, or your share of it, is full; or your requests hold too much "
-        "data.",
+        "description": "The queue, or your share of it, is full; your quota is used up; or your "
+        "requests hold too much data.",
         "headers": _RETRY_HEADER,
     },
     500: {"description": "Drawing failed."},
@@ -72,6 +74,9 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(503, str(error), code="closing", headers=RETRY_SOON)
         case TooManyInFlightError():
             return ApiError(429, str(error), code="too_many_in_flight", headers=RETRY_SOON)
+        case QuotaExceededError():
+            headers = {"Retry-After": str(error.retry_after)}
+            return ApiError(429, str(error), code="quota_exceeded", headers=headers)
         case IdempotencyConflictError():
             return ApiError(
                 422,

@@ -109,10 +109,17 @@ class Metrics:
             "scores_full",
             "uploads_full",
             "too_many_in_flight",
+            "quota_exceeded",
             "closing",
             "invalid_api_key",
         ):
             self.refused.labels(code)
+        self.quota_pixels = Counter(
+            "scanline_quota_pixels",
+            "Pixels counted towards the quota, by API key (empty without keys).",
+            ["key"],
+            registry=own,
+        )
         self.open_streams = Gauge(
             "scanline_open_streams", "Streams of events being sent.", registry=own
         )

@@ -119,6 +119,14 @@ class Settings(BaseSettings):
             "without keys.",
         ),
     ] = None
+    pixels_per_minute: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Quota of pixels per minute and API key, or per client address without "
+            "keys.",
+        ),
+    ] = None
     trusted_proxies: Annotated[
         tuple[str, ...],
         NoDecode,

@@ -19,6 +19,7 @@ from scanline.service.engine.idempotency import IdempotencyStore
 from scanline.service.engine.in_flight import InFlightLimiter
 from scanline.service.engine.progress import Observer
 from scanline.service.engine.protocol import EngineProtocol
+from scanline.service.engine.quota import PixelQuota
 from scanline.service.http.sse import StreamPacer
 from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.metrics import Metrics, ModelMetrics
@@ -132,7 +133,13 @@ class AppState:
             score=lambda: self.score_pool.queued, upload=lambda: self.upload_pool.queued,
             reply=lambda: self.encode_pool.queued, enlarge=lambda: self.large_encode_pool.queued,
         )  # fmt: skip
+        self.quota = PixelQuota(settings.pixels_per_minute, self._count_quota_pixels)
         self.stream_pacer = StreamPacer(self.metrics.open_streams, usable_cores())
+
+    def _count_quota_pixels(self, caller: str, pixels: int) -> None:
+        # Every address would add a time series, so that clients without keys are counted as one.
+        key = caller if self.settings.api_keys else ""
+        self.metrics.quota_pixels.labels(key).inc(pixels)
 
     @property
     def max_json(self) -> int:

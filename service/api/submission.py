@@ -83,14 +83,17 @@ def submit_generation(
     Raises:
         QueueFullError, ClosedError: If the queue refuses it (``Queue.submit``).
         TooManyInFlightError: If the caller has too many images in flight.
+        QuotaExceededError: If the caller has used up its quota.
         IdempotencyConflictError: If the key belongs to a different request.
     """
     caller = request.state.caller
 
     def submit() -> tuple[Queue, Generation]:
         app_state.in_flight.check(caller, spec.n)
+        app_state.quota.check(caller)
         generation = engine.queue.submit(spec, caller=caller, detached=detached)
         app_state.in_flight.track(caller, generation)
+        app_state.quota.track(caller, generation)
         return engine.queue, generation
 
     if key is None:
