@@ -104,7 +104,10 @@ class Metrics:
             ["reason"],
             registry=own,
         )
+        # Created now, because an increase from nothing to 1 is no increase for Prometheus's rate().
         for code in (
+            "internal_error",
+            "generation_failed",
             "queue_full",
             "scores_full",
             "uploads_full",

@@ -192,7 +192,8 @@ def serve(settings: Settings) -> None:
     sockets = bind_sockets(settings.hosts, settings.port)
     hosts = [f"[{host}]" if ":" in host else host for host in settings.hosts]
     port = sockets[0].getsockname()[1]
-    log.info("listening on %s", ", ".join(f"http://{host}:{port}" for host in hosts))
+    access = "" if settings.api_keys else "; /v1 requires no key"
+    log.info("listening on %s%s", ", ".join(f"http://{host}:{port}" for host in hosts), access)
     with contextlib.ExitStack() as stack:
         for each in sockets:
             stack.enter_context(each)

@@ -37,9 +37,10 @@ def explicit_settings(settings: Settings, keep_key: bool = False) -> dict[str, A
         settings: The frontend's settings.
         keep_key: Include the API key.
     """
-    own = settings.model_dump(exclude_unset=True, exclude={"api_key"})
-    # The file of the keys may not exist there, even if the variable names it.
-    own |= {"slots": settings.slots, "api_key_file": None}
+    own = settings.model_dump(exclude_unset=True, exclude={"api_key", "api_key_file"})
+    own["slots"] = settings.slots
+    if settings.api_key_file is not None or not keep_key:
+        own["api_key_file"] = None  # the file may not exist there, even if the variable is set
     if "weights" in own:  # replicas have another working directory
         own["weights"] = settings.weights.absolute()
     if keep_key and settings.api_key is not None:
