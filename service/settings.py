@@ -13,8 +13,8 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from scanline.model.checkpoint import SHIPPED_WEIGHTS
+from scanline.service.api_key_file import read_api_keys
 from scanline.service.engine.queue import QueueLimits
-from scanline.service.http.middleware.api_key import read_api_keys
 from scanline.service.http.protocol.connection_limiter import ConnectionLimits
 
 # Variables that other modules read: the data sets' folder, and the native decoder's build.
