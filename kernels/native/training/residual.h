@@ -4,9 +4,8 @@
 // the cache.
 #pragma once
 
-#include <cmath>
-
 #include <algorithm>
+#include <cmath>
 
 #include "short_conv.h"
 
