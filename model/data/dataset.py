@@ -146,8 +146,9 @@ def split_validation(
         held: number of images to hold out.
         seed: seed of the random choice.
         by_content: hold out the first images in ``content_order``, in that order, so that images
-            added to the data set change the split little. Otherwise choose by position; both parts
-            keep the original order.
+            added to the data set change the split little. Images with the same pixels are all held
+            out or all trained on, which may change their number. Otherwise choose by position;
+            both parts keep the original order.
 
     Raises:
         DataError: a part would be empty.
@@ -160,9 +161,37 @@ def split_validation(
     # NumPy guarantees a stable stream for a bit generator, but not for Generator.permutation.
     random_raw = np.random.Philox(key=seed).random_raw
     order = content_order(dataset, seed) if by_content else np.argsort(random_raw(N), kind="stable")
+    if by_content:
+        held = _keep_twins_together(dataset.images[order], held)
     whole = dataset.with_note(f"validation: {held:,} of {N:,} images held out, seed {seed}")
     chosen = order[:held] if by_content else np.sort(order[:held])
     return whole.take(np.sort(order[held:])), whole.take(chosen)
+
+
+def _keep_twins_together(images: npt.NDArray[np.uint8], held: int) -> int:
+    """Return the number of images to hold out so that no two equal images are separated.
+
+    Args:
+        images: uint8 ``[N, H, W, C]`` in ``content_order``, where equal images are neighbours.
+        held: wanted number.
+
+    Raises:
+        DataError: all images are equal.
+    """
+    N = len(images)
+    fewer, more = held, held
+    while fewer and np.array_equal(images[fewer - 1], images[held]):
+        fewer -= 1
+    if fewer:
+        return fewer
+    while more < N and np.array_equal(images[more], images[0]):
+        more += 1
+    if more == N:
+        raise DataError(
+            f"cannot hold out {held:,} of {N:,} images, because they are all the same: add other "
+            "images, or hold out none (--hold-out 0)"
+        )
+    return more
 
 
 def _contents(wanted: Sequence[str], paths: Sequence[Path]) -> Iterator[tuple[str, str, bytes]]:

@@ -6,17 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from scanline.model.data.dataset import Dataset
 from scanline.model.data.download import DataError
-from scanline.model.images import FORMATS, fit_image, flatten_alpha, open_image
+from scanline.model.images import FORMATS, any_image_size, fit_image, flatten_alpha, open_image
+from scanline.model.progress import show_progress
 
 log = logging.getLogger("scanline.data")
 
 _SUFFIXES = {
     ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm",
     ".pgm", ".pbm", ".pnm",
+}  # fmt: skip
+# Folders that systems and network storage create, in lower case. They hold deleted images, earlier
+# versions and thumbnails, as do hidden folders such as .Trash-1000 and .AppleDouble.
+_SYSTEM_FOLDERS = {
+    "__macosx", "network trash folder", "temporary items",  # macOS
+    "$recycle.bin", "recycler", "recycled", "system volume information", "found.000",  # Windows
+    "lost+found",  # Linux
+    "@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "~snapshot",  # NAS
 }  # fmt: skip
 
 
@@ -25,8 +33,9 @@ def load_image_folder(folder: Path, size: int | tuple[int, int], grey: bool) -> 
 
     Images are rotated by their EXIF tag, center-cropped to the aspect ratio of ``size``, resized
     (Lanczos) and composited on black. Of an animation the first frame is read. Sub-folders that
-    hold images are the classes, in the order of their names. A warning lists unreadable files, and
-    the suffixes of other files, which are skipped.
+    hold images are the classes, in the order of their names. Hidden files, and the folders of
+    systems and network storage, are passed over. Warnings list these, unreadable files, and the
+    suffixes of other files, which are skipped.
 
     Args:
         folder: folder of images, or of one folder per class.
@@ -49,6 +58,16 @@ def load_image_folder(folder: Path, size: int | tuple[int, int], grey: bool) -> 
         found = sorted(path.relative_to(folder).parts for path in _walk(folder))
     except OSError as error:
         raise DataError(f"{folder} cannot be read ({error}): check its permissions") from error
+    system = [parts for parts in found if any(map(_is_system, parts))]
+    found = [parts for parts in found if not any(map(_is_system, parts))]
+    if count := sum(_suffix(parts) in _SUFFIXES for parts in system):
+        names = sorted({next(filter(_is_system, parts)) for parts in system})
+        more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+        log.warning(
+            "%s: %s images are passed over, because they are hidden or in folders of the system: "
+            "%s%s",
+            folder, f"{count:,}", ", ".join(names[:5]), more,
+        )  # fmt: skip
     files = [parts for parts in found if _suffix(parts) in _SUFFIXES]
     if others := sorted({_suffix(parts) for parts in found} - _SUFFIXES):
         kinds = ", ".join(suffix or "no suffix" for suffix in others[:5])
@@ -65,13 +84,15 @@ def load_image_folder(folder: Path, size: int | tuple[int, int], grey: bool) -> 
     images = np.empty((len(files), height, width, 1 if grey else 3), np.uint8)
     read: list[tuple[str, ...]] = []
     broken: list[str] = []
-    for parts in tqdm(files, desc="reading images", unit="", disable=None, delay=1):
-        try:
-            images[len(read)] = _read_image(folder.joinpath(*parts), height, width, grey)
-        except Exception as error:  # Pillow raises many types for a broken file
-            broken.append(f"{'/'.join(parts)} ({error})")
-        else:
-            read.append(parts)
+    with show_progress(len(files), "image", desc="reading", delay=1) as bar, any_image_size():
+        for parts in files:
+            try:
+                images[len(read)] = _read_image(folder.joinpath(*parts), height, width, grey)
+            except Exception as error:  # Pillow raises many types for a broken file
+                broken.append(f"{'/'.join(parts)} ({error})")
+            else:
+                read.append(parts)
+            bar.update()
     if not read:
         tried = f": {broken[0]}" if broken else ""
         raise DataError(
@@ -90,16 +111,25 @@ def load_image_folder(folder: Path, size: int | tuple[int, int], grey: bool) -> 
 
 
 def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Yield all files below a folder, except hidden ones and macOS resource forks."""
+    """Yield all files below a folder, except in folders of the system that cannot be read."""
+    try:
+        paths = list(folder.iterdir())
+    except OSError:
+        if above and _is_system(folder.name):
+            return
+        raise
     above = (*above, folder.resolve())
-    for path in folder.iterdir():
-        if path.name.startswith((".", "__MACOSX")):
-            continue
+    for path in paths:
         if path.is_dir():
             if path.resolve() not in above:  # a link to a parent would recurse without end
                 yield from _walk(path, above)
         elif path.is_file() or not path.exists():  # FIFOs would block; reading a dead link fails
             yield path
+
+
+def _is_system(name: str) -> bool:
+    """Return True for the name of a hidden file or folder, or of a folder of the system."""
+    return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 
 def _suffix(parts: tuple[str, ...]) -> str:

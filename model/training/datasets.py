@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from scanline.model.config import CIFAR10_CLASSES, DIGITS, PRESETS, ModelConfig
 from scanline.model.data.dataset import Dataset, content_order, load_dataset, split_validation
-from scanline.model.data.download import SOURCES
+from scanline.model.data.download import SOURCES, DataError
 from scanline.model.data.image_folder import load_image_folder
 from scanline.model.evaluation.likelihood import check_image_shape
 from scanline.model.training.resume import dataset_fingerprint
@@ -139,7 +139,10 @@ def _split_as_trained(
     count = facts.get("held_out")
     if count is None or count >= len(data):
         return None
-    parts = _split_default(data, count)
+    try:
+        parts = _split_default(data, count)
+    except DataError:  # equal images, which no run could split
+        return None
     return parts if dataset_fingerprint(parts[0]) == facts.get("trained_on") else None
 
 

@@ -259,6 +259,21 @@ def test_split_by_content_is_stable_when_images_are_added() -> None:
     assert set(other.images.ravel().tolist()) != set(held)
 
 
+@pytest.mark.parametrize("held", [1, 2, 9, 10, 18, 19])
+def test_split_by_content_keeps_equal_images_together(held: int) -> None:
+    ten = numbered(10)
+    twins = ten.take(np.repeat(np.arange(10), 2))
+    training, validation = data.split_validation(twins, held, seed=0, by_content=True)
+    of_training, of_validation = (set(d.images.ravel().tolist()) for d in (training, validation))
+    assert not of_training & of_validation
+    assert len(validation) == max(2, held // 2 * 2)
+    assert f"validation: {len(validation)} of 20" in validation.note
+    again = data.split_validation(twins, len(validation), seed=0, by_content=True)[1]
+    assert again.images.tolist() == validation.images.tolist()
+    with pytest.raises(DataError, match="because they are all the same"):
+        data.split_validation(ten.take([0] * 5), 2, seed=0, by_content=True)
+
+
 @pytest.mark.parametrize("held", [0, 20, 21, -1])
 def test_split_with_empty_part_is_rejected(held: int) -> None:
     with pytest.raises(DataError, match="cannot hold out"):

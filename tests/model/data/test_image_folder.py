@@ -1,6 +1,7 @@
 """Tests of reading folders of images."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,46 @@ def test_links_to_parents_and_classes(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "loop").symlink_to(folder)
     dataset = load_image_folder(folder, 4, grey=False)
     assert (len(dataset), dataset.classes) == (1, ("cat",))
+
+
+def test_folders_of_systems_are_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for folder in ("a", "b"):
+        save(tmp_path / folder / "1.png", flat(1))
+    assert load_image_folder(tmp_path, 4, grey=False).classes == ("a", "b")
+    assert not caplog.text
+    for folder in (
+        "$RECYCLE.BIN/S-1", "lost+found", "a/@eaDir", "a/@eaDir/1.png", "#recycle", "b/#snapshot",
+        "System Volume Information", ".Trash-1000", "a/.AppleDouble", "__MACOSX/a", "RECYCLER/x",
+    ):  # fmt: skip
+        save(tmp_path / folder / "2.png", flat(2))
+    dataset = load_image_folder(tmp_path, 4, grey=False)
+    assert dataset.classes == ("a", "b")
+    assert dataset.images.max() == 1
+    assert "11 images are passed over, because they are hidden or in folders of the" in caplog.text
+    assert (
+        ": #recycle, #snapshot, $RECYCLE.BIN, .AppleDouble, .Trash-1000 and 5 more" in caplog.text
+    )
+
+
+def test_folders_of_systems_may_be_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "a" / "1.png", flat(1))
+    (tmp_path / "lost+found").mkdir()
+    whole = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path.name == "lost+found":
+            raise PermissionError
+        return whole(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)  # root may read everything
+    assert load_image_folder(tmp_path, 4, grey=False).classes == ("a",)
+
+
+def test_images_may_be_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "large.png", flat(1))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)
+    assert len(load_image_folder(tmp_path, 4, grey=False)) == 1

@@ -205,3 +205,10 @@ def test_images_seen_by_starting_checkpoint_are_not_held_out_or_reported(
         for each in (measured, judged):
             assert numbers(each) == numbers(validation)
             assert ("an earlier run was trained on" in each.note) is (seen > 0)
+
+
+def test_equal_images_are_evaluated_as_unseen(tmp_path: Path) -> None:
+    for j in range(3):
+        Image.new("L", (4, 4), 7).save(tmp_path / f"{j}.png")
+    facts = {"trained_on": "other images", "held_out": 1}
+    assert len(load_test_data(tiny_config(), facts, DataSource(images=tmp_path))) == 3
