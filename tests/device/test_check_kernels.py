@@ -1,4 +1,4 @@
-"""Tests of ``device_check.sh``, which must run without the service and its dependencies."""
+"""Tests of ``check_kernels.sh``, which must run without the service and its dependencies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import torch
 
 from tests.conftest import ROOT
 
-SCRIPT = ROOT / "tests" / "device_check.sh"
-PATHS = [ROOT / "tests" / path for path in re.findall(r" tests/([\w/]+(?:\.py|\b(?!\.)))",
-                                                      SCRIPT.read_text())]  # fmt: skip
+SCRIPT = ROOT / "tests" / "device" / "check_kernels.sh"
+PATHS = [ROOT / path for path in re.findall(r" (tests/[\w/]+(?:\.py)?)(?=\s)", SCRIPT.read_text())]
 FILES = [
     file for path in PATHS for file in ([path] if path.is_file() else sorted(path.glob("*.py")))
 ]

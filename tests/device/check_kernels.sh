@@ -2,14 +2,14 @@
 # Checks that need a GPU, in under eight minutes: the launch modes of the kernels, the tests marked gpu,
 # and benchmarks of attention, drawing and training.
 #   [DEADLINE=seconds] [STAGES='tests bench attention'] [MODELS='mnist …'] [SLOTS='1 10000']
-#   tests/device_check.sh [folder for the full log]
+#       tests/device/check_kernels.sh [folder for the full log]
 # It needs a python3 ($PYTHON) with a CUDA build of PyTorch, Triton, safetensors, tqdm and pytest. The
 # package need not be installed, nor the dependencies of the service. Results are printed as soon as they
 # are known, so that an interrupted run is still useful.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
-log=${1:-$(mktemp -d)}/device_check.log
+log=${1:-$(mktemp -d)}/check_kernels.log
 mkdir -p "$(dirname "$log")"
 : >"$log"
 work=$(mktemp -d)
@@ -30,10 +30,9 @@ for one in "${stages[@]}"; do
 done
 stages=" ${stages[*]} "
 
-# Make the package importable without installing it.
-mkdir "$work/scanline"
-ln -s "$PWD/kernels" "$PWD/model" "$PWD/service" "$PWD/weights" "$work/scanline/"
-export PYTHONPATH="$work" PYTHONUNBUFFERED=1
+# shellcheck source=tests/device/importable.sh
+. tests/device/importable.sh
+make_importable "$work"
 # Compare with PyTorch only: without a compiler, no process builds the native decoder.
 export CXX=none
 
