@@ -16,6 +16,7 @@ from scanline.model.config import CIFAR10_CLASSES
 from scanline.model.data.dataset import Dataset
 from tests.conftest import random_network, tiny_config
 from tests.device import train_cifar10
+from tests.device.image_parts import write_parts
 from tests.device.train_cifar10 import CONFIG, train_until
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (40, 3, 4, 3), np.uint8)
@@ -70,3 +71,16 @@ def test_too_little_time_for_a_step_is_an_error(
             time.monotonic(), start, DATA, CONFIG, tmp_path / "run", torch.device("cpu"),
             reserve=1.0, held=8,
         )  # fmt: skip
+
+
+def test_the_command_trains_on_parts(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_cifar10, "seconds_per_step", lambda *_: 100.0)
+    parts = write_parts(DATA, tmp_path, part_images=25)
+    options = f"--from {start} --device cpu --batch 4 --held-out 8 --reserve 0".split()
+    train_cifar10.main(["450", str(tmp_path / "run"), *map(str, parts), *options])
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "100000.0 ms per step of 4 images, 4 steps"
+    assert last.startswith(f"{tmp_path / 'run' / 'run.safetensors'}, trained on ")
+    assert load_checkpoint(tmp_path / "run" / "run.safetensors").facts["steps"] == 4

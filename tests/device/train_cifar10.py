@@ -25,7 +25,7 @@ CONFIG = TrainingConfig(
     steps=10**6, batch=64, learning_rate=1.75e-3, edge_rate=1.25e-4, muon_rate=0.01, decay=0.85,
     warmup=200, mirror=True, seed=26, checkpoint_every=1500, evaluate_every=10**6,
 )  # fmt: skip
-HELD_OUT = 500  # validation takes time too
+HELD_OUT = 500  # images for validation, which takes time too
 VALIDATIONS = 4
 TRIAL_STEPS = 30  # of which the first half is warm-up
 
@@ -51,7 +51,8 @@ def seconds_per_step(trainer: Trainer, data: Dataset, trial_steps: int) -> float
 
 def train_until(
     end: float, start: Path, data: Dataset, config: TrainingConfig, folder: Path,
-    device: torch.device, reserve: float, trial_steps: int = TRIAL_STEPS, held: int = HELD_OUT,
+    device: torch.device, reserve: float, held: int,
+    trial_steps: int = TRIAL_STEPS,
 ) -> Trainer:  # fmt: skip
     """Train from a checkpoint until a point in time and save the weights.
 
@@ -63,8 +64,8 @@ def train_until(
         folder: Folder of the run.
         device: Device to train on.
         reserve: Seconds for validation, saving and other delays.
-        trial_steps: Steps whose time is measured; their results are not used.
         held: Images for validation.
+        trial_steps: Steps whose time is measured; their results are not used.
 
     Raises:
         ValueError: There is no time for a step.
@@ -91,15 +92,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         default=SHIPPED_WEIGHTS / "cifar10.safetensors")  # fmt: skip
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, default=CONFIG.batch, help="images per step")
+    parser.add_argument("--held-out", type=int, default=HELD_OUT, help="images for validation")
     parser.add_argument("--reserve", type=float, default=16, help="seconds of it without training")
     options = parser.parse_args(arguments)
     end = time.monotonic() + options.seconds
     trainer = train_until(
         end, options.start, read_parts(options.parts), replace(CONFIG, batch=options.batch),
-        options.folder, torch.device(options.device), options.reserve,
+        options.folder, torch.device(options.device), options.reserve, options.held_out,
     )  # fmt: skip
     for one in trainer.validation:
-        print(f"step {one['step']}: {one['bits_per_dim']:.4f} bits/dim of {HELD_OUT} images")
+        print(f"step {one['step']}: {one['bits_per_dim']:.4f} bits/dim")
     print(f"{trainer.weights}, trained on {trainer.data}")
 
 
