@@ -21,5 +21,5 @@ def test_parts_hold_the_same_images_and_labels(tmp_path: Path) -> None:
     assert [part.name for part in parts] == ["part1.npz", "part2.npz"]
     read = read_parts(parts)
     np.testing.assert_array_equal(read.images, images)
-    np.testing.assert_array_equal(read.labels, labels)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(read.labels, labels)
     assert read.classes == CIFAR10_CLASSES
