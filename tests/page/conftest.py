@@ -32,6 +32,7 @@ def browser() -> Iterator[Browser]:
 def served() -> Iterator[tuple[AppState, str, FakeDecoder]]:
     library.is_available()  # builds them now, so that no score waits
     grey = FakeDecoder(GREY, 8)
+    grey.arithmetic = 1
     app_state, app = build(decoders={"grey": grey, "colour": FakeDecoder(COLOUR, 8)})
     with listening(app, lambda: app_state.ready) as url:
         yield app_state, url, grey

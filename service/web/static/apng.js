@@ -5,16 +5,17 @@
 
 import { LAST_FRAME_MS, exportScale, frameEnds } from "./animation.js";
 import { pixelCount, scanlines } from "./pixels.js";
-import { END_CHUNK, SIGNATURE, chunk, deflate, headerChunk, linkChunk, packBigEndian } from "./png.js";
+import { END_CHUNK, SIGNATURE, chunk, deflate, headerChunk, packBigEndian } from "./png.js";
+import { recipeChunks } from "./recipe.js";
 
 /**
  * Encode the drawing of a picture.
  *
  * @param {import("./pixels.js").Picture} picture
  * @param {number} seconds duration, without the extra time of the last frame
- * @param {string} hash the link that draws the picture again
+ * @param {string} drawn the server's PNG of the picture, whose recipe is added
  */
-export async function encodeApng(picture, seconds, hash) {
+export async function encodeApng(picture, seconds, drawn) {
   const { width, height } = picture.shape;
   const scale = exportScale(picture.shape);
   const known = picture.known ?? new Uint8Array(pixelCount(picture.shape));
@@ -22,7 +23,7 @@ export async function encodeApng(picture, seconds, hash) {
   const parts = [
     SIGNATURE,
     headerChunk(width * scale, height * scale),
-    linkChunk(hash),
+    ...recipeChunks(drawn, scale),
     chunk("acTL", packBigEndian([4, ends.length], [4, 0])),
     chunk("IDAT", await deflate(scanlines(picture, 0, height, scale, () => true))),
   ];

@@ -4,7 +4,8 @@ import { VIEWS, readAddress, toHash, writeAddress } from "./address.js";
 import { apiKey, call, describeError, throwLoadError, withRetries } from "./api.js";
 import { listenForFiles } from "./file-drop.js";
 import { ModelPicker, modelTitle } from "./model-picker.js";
-import { readEmbeddedLink } from "./png.js";
+import { readRecipe } from "./recipe.js";
+import { VerifyDialog } from "./verify.js";
 import { Viewer } from "./viewer.js";
 
 const RETRY_MS = 500;
@@ -56,6 +57,7 @@ class Page {
     this.hashes = {}; // the link of what each view shows
     this.scrollPositions = {}; // by view
     this.viewer = new Viewer(this);
+    this.verifyDialog = new VerifyDialog(this);
     this.views = {}; // by name, once loaded
     this.loading = {}; // promises of views, by name
     this.failures = {}; // failed loads of views, by name
@@ -87,10 +89,14 @@ class Page {
   /** Open a file that was pasted or dropped. */
   async openFile(file) {
     const at = this.requested?.view ?? this.current;
-    // Elsewhere than in these views, a picture that was saved here opens its link. A file that
-    // cannot be read, such as a folder, is reported by the view.
+    // Elsewhere than in these views, a picture that was saved here is checked. A file that cannot
+    // be read, such as a folder, is reported by the view.
     const keepPicture = ["complete", "inside"].includes(at);
-    if (!keepPicture && this.openHash(await readEmbeddedLink(file).catch(() => null))) return;
+    const recipe = keepPicture ? null : await readRecipe(file).catch(() => null);
+    if (recipe) {
+      this.verifyDialog.open(file, recipe);
+      return;
+    }
     const view = at === "inside" ? "inside" : "complete";
     (await this.loadView(view))?.openFile(file);
   }
@@ -133,16 +139,6 @@ class Page {
     clearTimeout(timer);
     if (view && notice.querySelector("[role=status]").textContent === LOADING) this.showNotice(null);
     return view;
-  }
-
-  /** Navigate to the link embedded in a picture; return false if it is not one of this server. */
-  openHash(hash) {
-    if (!hash || !/^#(draw|complete)\?/.test(hash)) return false;
-    const model = new URLSearchParams(hash.split("?")[1]).get("model");
-    if (!this.models.some(({ id }) => id === model)) return false;
-    writeAddress(hash);
-    this.navigate();
-    return true;
   }
 
   /** Switch all views to a model; to the first one if the id is unknown. */
@@ -214,7 +210,7 @@ class Page {
   }
 
   activate(view, scrollPosition = 0) {
-    for (const dialog of document.querySelectorAll("#viewer, #copy-dialog")) dialog.close();
+    for (const dialog of document.querySelectorAll("#viewer, #copy-dialog, #verify")) dialog.close();
     const changed = view !== this.current;
     if (changed && this.current) this.scrollPositions[this.current] = scrollY;
     this.current = view;

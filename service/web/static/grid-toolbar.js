@@ -1,10 +1,9 @@
 /** Actions on a finished image grid: sort, show heat maps, save all images. */
 
-import { toHash } from "./address.js";
 import { describeError, scoreImages, throwLoadError } from "./api.js";
 import { paintHeatmap, scaleBits } from "./heatmap.js";
 import { downloadBlob, pixelCount, toPng } from "./pixels.js";
-import { embedLink } from "./png.js";
+import { embedRecipe } from "./recipe.js";
 
 const COLUMNS = ["model", "seed", "label", "bits_per_dim", "temperature", "guidance", "top_p", "particles"];
 const MAX_SCORED = 64; // pictures per request
@@ -115,14 +114,12 @@ export class GridToolbar {
   async createArchive() {
     const rows = [["file", ...COLUMNS].join(",")];
     const files = await Promise.all(this.tiles.map(async ({ index, request, player, result }) => {
-      const { seed, label } = result;
+      const { seed } = result;
       const name = `${String(index).padStart(4, "0")}-seed-${seed}.png`;
       const values = { ...request.fields, ...result };
       rows[index + 1] = [name, ...COLUMNS.map((column) => values[column] ?? "")]
         .map((cell) => csvQuote(String(cell))).join(",");
-      const fields = { ...request.link.fields, n: 1, seed, ...(label ? { label } : {}) };
-      const png = await toPng(player.picture);
-      return [name, await embedLink(png, toHash(request.link.view, fields))];
+      return [name, await embedRecipe(await toPng(player.picture), result.png)];
     }));
     const { createZip } = await import("./zip.js").catch(throwLoadError);
     return createZip([...files, ["images.csv", new Blob([`${rows.join("\r\n")}\r\n`])]]);

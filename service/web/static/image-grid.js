@@ -32,7 +32,8 @@ export class ImageGrid {
     });
     this.tiles = [];
     this.share = new ShareBar(view.querySelector("[data-share]"), () => this.tiles
-      .filter(({ result }) => result).map(({ player, request }) => ({ ...player.picture, id: request.model.id }))
+      .filter(({ result }) => result).map(({ player, request, result }) =>
+        ({ ...player.picture, id: request.model.id, drawn: result.png }))
       .filter(({ id }, _, [first]) => id === first.id)); // a comparison may have several models
     this.cancelButton.addEventListener("click", () => this.cancelOrShowAll());
   }

@@ -10,9 +10,9 @@ const GAP_VALUE = 96;
  * Lay pictures of one shape out in a grid. A single picture is returned as it is.
  *
  * @param {import("./pixels.js").Picture[]} pictures
- * @returns {import("./pixels.js").Picture & {order?: Uint32Array, tile?: object}} `order`: the
+ * @returns {import("./pixels.js").Picture & {order?: Uint32Array, tile?: object, drawn?: string[]}} `order`: the
  *   position of each pixel in its own picture, in which order an animation shows them; `tile`: the
- *   first picture
+ *   first picture; `drawn`: the server's PNG of each
  */
 export function montage(pictures) {
   const [tile, ...others] = pictures;
@@ -35,5 +35,5 @@ export function montage(pictures) {
       order[at] = p;
     }
   }
-  return { shape, values, known, order, tile };
+  return { shape, values, known, order, tile, drawn: shown.map(({ drawn }) => drawn) };
 }

@@ -1,4 +1,4 @@
-/** PNG chunks, and the link that is stored in a saved picture. */
+/** Chunks of PNG files. */
 
 export const SIGNATURE = Uint8Array.of(137, 80, 78, 71, 13, 10, 26, 10);
 const CRC_TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
@@ -46,32 +46,17 @@ export async function deflate(bytes) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-const KEYWORD = "Scanline";
-const toLatin1 = (string) => Uint8Array.from(string, (c) => c.charCodeAt(0));
+export const HEADER_END = 33; // length of the signature and IHDR
 
-/** Return the tEXt chunk with the hash of the link that draws the picture again. */
-export const linkChunk = (hash) => chunk("tEXt", toLatin1(`${KEYWORD}\0${hash}`));
-
-const HEADER_END = 33; // length of the signature and IHDR
-
-/** Return a PNG with the hash of its link added. */
-export async function embedLink(png, hash) {
-  const bytes = new Uint8Array(await png.arrayBuffer());
-  const parts = [bytes.subarray(0, HEADER_END), linkChunk(hash), bytes.subarray(HEADER_END)];
-  return new Blob(parts, { type: "image/png" });
-}
-
-/** Return the hash stored in a PNG file, or null. */
-export async function readEmbeddedLink(file) {
-  const buffer = await file.arrayBuffer();
-  const [bytes, view] = [new Uint8Array(buffer), new DataView(buffer)];
-  if (!SIGNATURE.every((byte, k) => bytes[k] === byte)) return null;
+/** Yield the name and the data of each complete chunk of a PNG file; none of another file. */
+export function* readChunks(bytes) {
+  if (!SIGNATURE.every((byte, k) => bytes[k] === byte)) return;
+  const view = new DataView(bytes.buffer);
   for (let at = SIGNATURE.length; at + 12 <= bytes.length;) {
     const length = view.getUint32(at);
-    const data = bytes.subarray(at + 4, at + 8 + length);
-    const [start, hash] = new TextDecoder("latin1").decode(data).split("\0");
-    if (start === `tEXt${KEYWORD}`) return hash;
+    if (at + 12 + length > bytes.length) return;
+    const name = String.fromCharCode(...bytes.subarray(at + 4, at + 8));
+    yield { name, data: bytes.subarray(at + 8, at + 8 + length) };
     at += 12 + length;
   }
-  return null;
 }

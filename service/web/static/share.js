@@ -1,9 +1,9 @@
 /** Sharing of a drawing: its link, its picture and animation, and its request as a program. */
 
 import { toHash } from "./address.js";
-import { apiKey, describeError, throwLoadError } from "./api.js";
+import { apiKey, describeError, postJson, throwLoadError } from "./api.js";
 import { downloadBlob, toPng } from "./pixels.js";
-import { embedLink } from "./png.js";
+import { embedRecipe } from "./recipe.js";
 
 const KEY_VARIABLE = "SCANLINE_API_KEY"; // the key itself is never copied
 
@@ -126,7 +126,7 @@ export class ShareBar {
     const actions = {
       link: [shareLink, "Link copied."],
       gif: [async () => this.saveGif(), "Animation saved."],
-      png: [async (link) => this.savePng(link), "Picture saved. Drop it on this page to draw it again."],
+      png: [async (link) => this.savePng(link), "Picture saved. Drop it on this page to check it."],
       curl: [async (link) => copyText(toCurl(link)), "Command copied."],
       python: [async (link) => copyText(toPython(link)), "Program copied."],
     };
@@ -161,11 +161,13 @@ export class ShareBar {
     return true;
   }
 
-  async savePng({ view, fields }) {
+  async savePng({ fields }) {
     const picture = await this.montage();
     const scale = Math.max(1, Math.floor(PNG_SIZE / picture.shape.width));
     const png = await toPng(picture, undefined, scale);
-    downloadBlob(await embedLink(png, toHash(view, fields)), `${this.fileName}.png`);
+    // The view "Watch" has only the values of its picture, not the server's PNG.
+    const drawn = picture.drawn ?? (await postJson("v1/samples", fields)).images[0].png;
+    downloadBlob(await embedRecipe(png, drawn, scale), `${this.fileName}.png`);
     return true;
   }
 

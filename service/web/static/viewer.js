@@ -6,7 +6,7 @@ import { setRange } from "./fields.js";
 import { Gallery, imageTitle } from "./gallery.js";
 import { downloadBlob, pixelCount, toCanvas, toPng } from "./pixels.js";
 import { Player } from "./player.js";
-import { embedLink } from "./png.js";
+import { embedRecipe } from "./recipe.js";
 import { ShareBar } from "./share.js";
 
 const LARGE_SCALE = 20;
@@ -22,24 +22,25 @@ export class Viewer {
     this.dialog = document.getElementById("viewer");
     this.player = new Player(document.getElementById("viewer-canvas"));
     this.gallery = new Gallery(document.getElementById("gallery"));
-    this.share = new ShareBar(this.dialog.querySelector("[data-share]"), () => [this.picture]);
+    this.share = new ShareBar(this.dialog.querySelector("[data-share]"), () =>
+      [{ ...this.picture, drawn: this.tile.result.png }]);
     this.speed = document.getElementById("viewer-speed");
     const onClick = (id, act) => document.getElementById(id).addEventListener("click", act);
     this.speed.addEventListener("input", () => this.updateSpeed());
     onClick("viewer-replay", () => this.replay());
     // The image is read before encoding, because the viewer may show another one afterwards.
     const addSaveButton = (id, suffix, encode) => onClick(id, () => {
-      const { picture, seconds, hash, fileName } = this;
+      const { picture, seconds, fileName, tile: { result: { png } } } = this;
       this.share.setStatus(""); // of an earlier failure
-      encode(picture, seconds, hash).then((blob) => downloadBlob(blob, `${fileName}${suffix}`))
+      encode(picture, seconds, png).then((blob) => downloadBlob(blob, `${fileName}${suffix}`))
         .catch((error) => this.share.setStatus(describeError(error)));
     });
-    addSaveButton("viewer-png", ".png", async (picture, _, hash) =>
-      embedLink(await toPng(picture), hash));
-    addSaveButton("viewer-large", "-large.png", async (picture, _, hash) =>
-      embedLink(await toPng(picture, undefined, LARGE_SCALE), hash));
-    addSaveButton("viewer-apng", "-drawing.png", async (picture, seconds, hash) =>
-      (await import("./apng.js").catch(throwLoadError)).encodeApng(picture, seconds, hash));
+    addSaveButton("viewer-png", ".png", async (picture, _, drawn) =>
+      embedRecipe(await toPng(picture), drawn));
+    addSaveButton("viewer-large", "-large.png", async (picture, _, drawn) =>
+      embedRecipe(await toPng(picture, undefined, LARGE_SCALE), drawn, LARGE_SCALE));
+    addSaveButton("viewer-apng", "-drawing.png", async (picture, seconds, drawn) =>
+      (await import("./apng.js").catch(throwLoadError)).encodeApng(picture, seconds, drawn));
     addSaveButton("viewer-gif", ".gif", async (picture, seconds) =>
       (await import("./gif.js").catch(throwLoadError)).encodeGif(picture, seconds));
     onClick("viewer-keep", () => {
