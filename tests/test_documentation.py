@@ -95,7 +95,7 @@ def test_python(server: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_a_server(tmp_path: Path) -> None:
-    (script,) = blocks("sh", "## Without a server")
+    script, _ = blocks("sh", "## Without a server")
     Image.new("L", (28, 28)).save(tmp_path / "digit.png")
     for line in script.strip().splitlines():
         words = shlex.split(line)
@@ -110,6 +110,14 @@ def test_in_python_without_a_server(tmp_path: Path) -> None:
     bits = run([sys.executable, "-c", notebook], tmp_path)
     assert len(bits.strip(" []\n").split()) == 8
     assert size(tmp_path / "threes.png") == (8 * 28, 2 * 28)
+
+
+def test_hash_of_64_digits_is_the_readme_s() -> None:
+    _, script = blocks("sh", "## Without a server")
+    command, comment = script.strip().splitlines()
+    words = shlex.split(command)
+    assert words[0] == ".venv/bin/python"
+    assert run([sys.executable, *words[1:]], ROOT).strip() == comment.removeprefix("# ")
 
 
 def commands() -> list[list[str]]:
