@@ -75,7 +75,7 @@ class Checkpoint:
 
     @property
     def native_precision(self) -> Precision | None:
-        """The precision for the ``native`` backend; None for the default of the CPU."""
+        """The precision for the ``native`` backend; None for its default."""
         precision: Precision | None = self.facts.get("native_precision", {}).get("precision")
         return precision
 

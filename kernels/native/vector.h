@@ -160,7 +160,9 @@ inline float horizontal_sum(Lanes lanes) {
 // Sum of a row of `size` floats, a multiple of LANES.
 inline float row_sum(const float* x, int size) {
     Lanes sums;
-    for_each_vector(size, [&](int i, auto part) ALWAYS_INLINE { sums[part] = sums[part] + load(x + i); });
+    for_each_vector(size, [&](int i, auto part) ALWAYS_INLINE {
+        sums[part] = sums[part] + load(x + i);
+    });
     return horizontal_sum(sums);
 }
 
@@ -168,7 +170,9 @@ inline float row_sum(const float* x, int size) {
 inline float row_max(const float* x, int size) {
     Lanes maxima;
     for (Vec& part : maxima.parts) part = broadcast(-std::numeric_limits<float>::infinity());
-    for_each_vector(size, [&](int i, auto part) ALWAYS_INLINE { maxima[part] = max(maxima[part], load(x + i)); });
+    for_each_vector(size, [&](int i, auto part) ALWAYS_INLINE {
+        maxima[part] = max(maxima[part], load(x + i));
+    });
     for (int parts = SUM_PARTS / 2; parts > 0; parts /= 2)
         for (int i = 0; i < parts; ++i) maxima[i] = max(maxima[i], maxima[i + parts]);
     return horizontal_max(maxima[0]);
