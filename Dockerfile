@@ -30,7 +30,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ tini wget \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/scanline /opt/scanline
-COPY --chmod=755 deploy/healthcheck.sh /usr/local/bin/scanline-health
+COPY --chmod=755 service/monitoring/healthcheck.sh /usr/local/bin/scanline-health
 # Compiled code is kept in a folder of its own, because a user ID without an entry has no home. Some
 # platforms choose such an ID; its group is 0. Login shells, such as KubeRay's `bash -lc`, reset PATH.
 RUN useradd --create-home scanline \

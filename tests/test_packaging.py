@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.conftest import ROOT
 
-FOLDERS = ("deploy", "kernels", "model", "service", "tests", "weights")
+FOLDERS = ("kernels", "model", "service", "tests", "weights")
 CACHES = ("__pycache__", "*.pyc")
 
 

@@ -14,10 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.conftest import ROOT
 from tests.service.fixtures import build, talking_to
 
-DASHBOARD = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text())
+DASHBOARD = json.loads((ROOT / "service" / "monitoring" / "grafana-dashboard.json").read_text())
 RULES = [
     rule
-    for group in yaml.safe_load((ROOT / "deploy" / "alerts.yaml").read_text())["groups"]
+    for group in yaml.safe_load((ROOT / "service" / "monitoring" / "alerts.yaml").read_text())[
+        "groups"
+    ]
     for rule in group["rules"]
 ]
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

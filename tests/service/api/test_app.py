@@ -231,7 +231,7 @@ def test_documentation_describes_every_route(api: LiveServer) -> None:
     assert page.status_code == 200
     assert "swagger" in page.text.lower()
     parts = re.findall(r'(?:href|src)="([^"]+)"', page.text)
-    assert len(parts) == 3
+    assert len(parts) >= 3
     for part in parts:  # served locally, so that it works without a network
         assert api.client.get(part).status_code == 200, part
     schema = api.client.get("/openapi.json").json()

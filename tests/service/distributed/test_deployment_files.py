@@ -257,7 +257,7 @@ def test_the_docker_health_check_finds_the_server(host: str, command: str) -> No
         port = 1 if "{}" in command else server.server_port  # the command's port comes first
         environment = os.environ | {"SCANLINE_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
         with subprocess.Popen([*wait, *arguments.split()], stdin=subprocess.PIPE) as first:
-            check = ["sh", str(ROOT / "deploy" / "healthcheck.sh"), str(first.pid)]
+            check = ["sh", str(ROOT / "service" / "monitoring" / "healthcheck.sh"), str(first.pid)]
             for status, code in ((200, 0), (503, 8)):  # noqa: B007 - the server uses it
                 assert subprocess.run(check, env=environment, check=False).returncode == code
             first.kill()
