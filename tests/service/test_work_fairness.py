@@ -151,7 +151,7 @@ def test_encoding_stops_when_the_client_disconnects(
         assert go_on.acquire(timeout=DEADLINE)
         return ""
 
-    monkeypatch.setattr(rendering.Rendering, "encode", hold)
+    monkeypatch.setattr(rendering.Rendering, "encode_image", hold)
     body = b'{"prompt": "", "model": "grey", "n": 10, "size": "600x720"}'
     url = client.base_url
     with socket.create_connection((url.host, url.port or 0)) as leaver:
