@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 from uuid import uuid4
 
@@ -53,8 +54,14 @@ def head_node(cpus: int = 2) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def worker_node(address: str, cpus: int) -> Iterator[Callable[[], None]]:
-    """Run a worker node, and yield a function that kills it like a power failure."""
+def worker_node(address: str, cpus: int, **variables: str) -> Iterator[Callable[[], None]]:
+    """Run a worker node, and yield a function that kills it like a power failure.
+
+    Args:
+        address: Address of the cluster.
+        cpus: The node's CPUs.
+        variables: Environment variables of the node and its replicas.
+    """
     mark = f"TEST_MACHINE={uuid4()}"
 
     def lose() -> None:
@@ -63,7 +70,9 @@ def worker_node(address: str, cpus: int) -> Iterator[Callable[[], None]]:
                 os.kill(one, signal.SIGKILL)
 
     with tempfile.NamedTemporaryFile() as log:
-        process = _start(cpus, f"--address={address}", mark=mark, output=log.fileno())
+        process = _start(
+            cpus, f"--address={address}", mark=mark, output=log.fileno(), variables=variables
+        )
         try:
             # If two start at once on one machine, one hangs.
             started = "Ray runtime started"
@@ -75,13 +84,18 @@ def worker_node(address: str, cpus: int) -> Iterator[Callable[[], None]]:
 
 
 def _start(
-    cpus: int, *options: str, mark: str = "", output: int = subprocess.DEVNULL
+    cpus: int,
+    *options: str,
+    mark: str = "",
+    output: int = subprocess.DEVNULL,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.Popen[bytes]:
     command = ["-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address=127.0.0.1",
                f"--num-cpus={cpus}", f"--object-store-memory={2**27}", *options]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120",
                     "RAY_AUTH_MODE": "disabled"}  # fmt: skip
+    environment |= variables
     if mark:
         name, _, value = mark.partition("=")
         environment[name] = value
@@ -212,19 +226,24 @@ class ClusterServer:
 
     def pids(self) -> list[int]:
         """Return the process ids of this server's replicas."""
-        found = []
-        for process in processes_with(f"RAY_TMPDIR={self._ray}"):
-            with contextlib.suppress(OSError):  # it may have ended meanwhile
-                name = Path(f"/proc/{process}/cmdline").read_bytes()
-                if name.startswith(b"ray::ServeReplica") and b":tiny" in name:
-                    found.append(process)
-        return found
+        return replicas_with(f"RAY_TMPDIR={self._ray}")
 
     def log(self) -> str:
         """Return all logs of the server, including Ray's."""
         kept = self._ray.glob("**/logs/**/*")
         texts = [one.read_text(errors="replace") for one in kept if one.is_file()]
         return "\n".join([self._log.read_text(), *texts])
+
+
+def replicas_with(variable: str) -> list[int]:
+    """Return the replicas that have ``NAME=value`` in their environment."""
+    found = []
+    for process in processes_with(variable):
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
+            name = Path(f"/proc/{process}/cmdline").read_bytes()
+            if name.startswith(b"ray::ServeReplica") and b":tiny" in name:
+                found.append(process)
+    return found
 
 
 def write_config(folder: Path, port: int, settings: dict[str, Any]) -> Path:

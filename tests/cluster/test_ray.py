@@ -4,21 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 
+from scanline.kernels.native.cpu import cpu_isas
+from scanline.model.checkpoint import load_checkpoint
+from scanline.model.decoders.native import ARITHMETIC
 from scanline.service.distributed.heartbeats import LOST_SECONDS
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import GenerationSpec
-from tests.cluster.ray_service import CONFIG, SLOTS, ClusterServer, expected, head_node, worker_node
-from tests.service.fixtures import check_error, decode_png, encode, random_picture, save_tiny, until
+from scanline.service.state import open_engine
+from tests.cluster.ray_service import (
+    CONFIG,
+    SLOTS,
+    ClusterServer,
+    expected,
+    head_node,
+    replicas_with,
+    worker_node,
+)
+from tests.service.fixtures import (
+    check_error,
+    decode_png,
+    encode,
+    random_picture,
+    save_tiny,
+    settings,
+    until,
+)
 from tests.sse_client import parse_sse, rebuild
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install -e '.[cluster]'")
@@ -112,6 +134,34 @@ def test_models_survive_a_lost_worker_node(tmp_path: Path) -> None:
                 second.wait_ready(4)
 
 
+@pytest.mark.broad
+@pytest.mark.skipif("avx2" not in cpu_isas()[1:], reason="this CPU has no ISA besides AVX2")
+def test_replicas_on_different_isas_draw_the_same_streams(tmp_path: Path) -> None:
+    """Each of two replicas is killed in turn, and the other continues its images."""
+    isas = (cpu_isas()[0], "avx2")
+    larger = replace(CONFIG, n_layers=4, d_model=128, d_ff=256)  # so that streams last a while
+    path = save_tiny(tmp_path / "larger", config=larger)
+    local_engine = open_engine(load_checkpoint(path), settings(backend="native", threads=1))
+    with head_node(cpus=0) as address, contextlib.ExitStack() as nodes:
+        for isa in isas:
+            nodes.enter_context(worker_node(address, 1, SCANLINE_ISA=isa))
+        with ClusterServer(
+            tmp_path, "serve", address, weights=str(path.parent), backend="native",
+            replica_cpus=1, max_replicas_per_node=1,
+        ) as served:  # fmt: skip
+            (model,) = httpx.get(f"{served.url}/v1/models", timeout=60).json()["data"]
+            assert (model["backend"], model["arithmetic"]) == ("native", ARITHMETIC)
+            for isa in isas:
+                (victim,) = replicas_with(f"SCANLINE_ISA={isa}")
+                received = asyncio.run(streams_with_a_killed_replica(served, victim, 30))
+                for number, raw in enumerate(received):
+                    check_stream(raw, local_engine, GenerationSpec(n=2, seed=1000 * number))
+                served.wait_ready(2)
+            assert "drawn again" in served.log()
+            assert "different variants" not in served.log()
+    local_engine.close(0.0)
+
+
 def check_stream(raw: bytes, local_engine: Engine, spec: GenerationSpec) -> None:
     """Check that a stream is complete, sends each pixel once, and has a local engine's bytes."""
     events = parse_sse(raw)
@@ -186,12 +236,13 @@ async def stream(client: httpx.AsyncClient, number: int, drawing: set[int]) -> b
     return raw
 
 
-async def streams_with_a_killed_replica(served: ClusterServer) -> list[bytes]:
+async def streams_with_a_killed_replica(
+    served: ClusterServer, victim: int, streams: int = STREAMS
+) -> list[bytes]:
     """Read many streams, and kill a replica while both draw."""
     drawing = set[int]()
     async with httpx.AsyncClient(base_url=served.url, timeout=300) as client:
-        asking = [asyncio.create_task(stream(client, j, drawing)) for j in range(STREAMS)]
-        victim = served.pids()[0]
+        asking = [asyncio.create_task(stream(client, j, drawing)) for j in range(streams)]
         while len(drawing) < BOTH_DRAW:
             assert not all(task.done() for task in asking)
             await asyncio.sleep(0.001)
@@ -200,7 +251,7 @@ async def streams_with_a_killed_replica(served: ClusterServer) -> list[bytes]:
 
 
 def check_streams_survive_a_killed_replica(served: ClusterServer, local_engine: Engine) -> None:
-    received = asyncio.run(streams_with_a_killed_replica(served))
+    received = asyncio.run(streams_with_a_killed_replica(served, served.pids()[0]))
     assert "drawn again" in served.log()
     for number, raw in enumerate(received):
         check_stream(raw, local_engine, GenerationSpec(n=2, seed=1000 * number))
