@@ -105,6 +105,11 @@ def upload(page: Page, data: bytes, kind: str = "image/png") -> None:
     page.set_input_files("#file", {"name": "picture", "mimeType": kind, "buffer": data})
 
 
+def drawn_as(label: str) -> str:
+    """Return the page's words for the class of a picture, for the classes of the fake models."""
+    return f"drawn as {label}" if label.startswith("a ") else f"drawn as a {label}"
+
+
 def open_settings(page: Page) -> None:
     """Open the settings of the view "Draw", unless they are open."""
     if not page.locator("#draw-options").is_visible():

@@ -235,7 +235,7 @@ def test_images_do_not_move_when_they_are_finished(visit: Open) -> None:
     before = tops()
     wait_until_drawn(page)
     assert tops() == before
-    expect(page.locator("#draw .image-grid .asked").first).to_have_text("asked for: one")
+    expect(page.locator("#draw .image-grid .drawn-as").first).to_have_text("drawn as a one")
 
 
 def test_settings_draw_again_from_the_same_seed(visit: Open) -> None:

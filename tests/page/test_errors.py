@@ -284,6 +284,26 @@ def test_queue_position_is_shown(
     other.join()
 
 
+LOADING = "The models are loading. In a few seconds they begin to draw …"
+
+
+def test_landing_is_readable_while_the_models_load(visit: Open) -> None:
+    page = visit(allowed=["503"])
+    wait_until_drawn(page)
+    error = {"message": "loading", "type": "server_error", "code": "not_ready"}
+    page.route("**/v1/models", lambda route: route.fulfill(status=503, json={"error": error}))
+    page.goto(page.url.split("#")[0])
+    page.reload()
+    expect(page.locator("#loading [role=status]")).to_have_text(LOADING)
+    for text in ("#draw-title", "#draw .intro p", "#start-own"):
+        expect(page.locator(text)).to_be_visible()
+    expect(page.locator("#draw-form")).to_be_hidden()
+    page.unroute("**/v1/models")
+    wait_until_drawn(page)
+    expect(page.locator("#loading")).to_be_hidden()
+    expect(page.locator("#draw-form")).to_be_visible()
+
+
 def test_unchanged_status_is_not_announced_again(visit: Open) -> None:
     page = visit(allowed=["503"])
     wait_until_drawn(page)
@@ -306,7 +326,7 @@ def test_unchanged_status_is_not_announced_again(visit: Open) -> None:
     });""")
     page.reload()
     wait_until_drawn(page)
-    assert page.evaluate("window.messages") == ["The models are loading …"]
+    assert page.evaluate("window.messages") == [LOADING]
 
 
 def test_unknown_model_is_reported(visit: Open) -> None:

@@ -99,8 +99,17 @@ def test_kept_images_survive_reload(visit: Open) -> None:
     page.click("#viewer-keep")
     page.keyboard.press("Escape")
     expect(kept).to_have_count(0)
-    page.click("#gallery .secondary")
-    expect(page.locator("#gallery")).to_be_hidden()
+    expect(page.locator("#gallery")).to_be_hidden()  # the only drawing is the one on the page
+
+
+def test_first_drawing_was_not_drawn_before(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5")
+    wait_until_drawn(page)
+    strip = page.locator("[data-strip=drawn]")
+    expect(strip.locator("img")).to_have_count(1)
+    expect(strip).to_be_hidden()
+    page.goto(page.url.replace("seed=5", "seed=77"))
+    expect(strip).to_be_visible()
 
 
 def test_gallery_is_shown_in_all_drawing_views(visit: Open) -> None:
@@ -145,6 +154,6 @@ def test_kept_image_leaves_the_form_as_it_is(visit: Open) -> None:
     wait_until_drawn(page)
     page.click("[data-strip=kept] a")
     expect(page.locator("#draw .image-grid li")).to_have_count(1)
-    expect(page.locator("#draw .asked")).to_have_text("asked for: one")
+    expect(page.locator("#draw .drawn-as")).to_have_text("drawn as a one")
     expect(page.locator("#draw-n")).to_have_value("3")
     expect(page.locator("#draw-classes :checked")).to_have_value("zero")

@@ -138,7 +138,9 @@ def test_continuation_from_chosen_value(visit: Open) -> None:
     chart = page.locator("#charts canvas")
     at = chart.bounding_box()
     assert at is not None
+    expect(page.locator("#inside .chosen-key")).to_be_hidden()
     chart.click(position={"x": at["width"] * 0.6, "y": at["height"] / 2})
+    expect(page.locator("#inside .chosen-key")).to_be_visible()
     chosen = int(page.input_value("#whatif-0"))
     assert 100 < chosen < 180
     page.fill("#whatif-0", "201")
@@ -242,7 +244,7 @@ def test_phone_shows_picture_to_chart_at_once(visit: Open) -> None:
 
 def test_link_opens_same_pixel(visit: Open) -> None:
     page = visit("#inside?seed=12&at=14")
-    expect(page.locator("#inside-caption")).to_contain_text(re.compile("Seed 12:.*bits/dim"))
+    expect(page.locator("#inside-caption")).to_contain_text(re.compile("Seed 12 · .*bits/dim"))
     expect(page.locator("#inside-position")).to_have_value("14")
     drawn = pixels(page, "#inside-picture")
     touch(page, "#inside-heatmap", 1, 1, GREY.width, GREY.height)

@@ -32,17 +32,17 @@ def open_with_hole(visit: Open, **options: Any) -> Page:
     return page
 
 
-def test_disabled_without_pixels_after_gap(visit: Open) -> None:
+def test_hidden_without_pixels_after_gap(visit: Open) -> None:
     page = visit("#complete")
     wait_until_drawn(page, "complete")
-    expect(page.locator("#complete-particles")).to_be_disabled()
-    expect(page.locator("#lookahead button")).to_be_disabled()
-    expect(page.locator("#lookahead-hint")).to_contain_text("nothing to look ahead to")
+    expect(page.locator("#complete-rows")).to_be_visible()
+    expect(page.locator("#lookahead")).to_be_hidden()
     assert "particles" not in url_hash(page)
 
 
-def test_enabled_by_default_for_holes(visit: Open) -> None:
+def test_shown_for_holes(visit: Open) -> None:
     page = open_with_hole(visit)
+    expect(page.locator("#lookahead")).to_be_visible()
     expect(page.locator("#complete-particles")).to_have_value("8")
     options = page.locator("#complete-particles option").all_text_contents()
     assert options == ["off", "2 tries", "4 tries", "8 tries"], "at most the number of slots"

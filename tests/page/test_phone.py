@@ -18,6 +18,7 @@ from tests.page.helpers import (
     pixels,
     wait_until_drawn,
 )
+from tests.page.test_lookahead import open_with_hole
 from tests.service.fixtures import GREY, FakeDecoder, build, listening
 
 if TYPE_CHECKING:
@@ -101,6 +102,18 @@ def test_landing_offers_both_starts_without_scrolling(visit: Open) -> None:
     expect(page.locator("#editor")).to_be_focused()
     expect(page.locator("#editor-status")).to_contain_text("Draw the upper part")
     expect(page.locator("#editor")).to_be_in_viewport(ratio=1)
+
+
+def test_landing_shows_that_more_classes_follow(visit: Open) -> None:
+    page = visit(**PHONE | {"viewport": {"width": 320, "height": 740}})
+    wait_until_drawn(page)
+    opacity = """() => Number(getComputedStyle(
+        document.querySelector("#draw-classes"), "::after").opacity)"""
+    assert page.evaluate(opacity) > 0.9
+    page.evaluate("() => document.querySelector('#draw-classes').scrollBy(999, 0)")
+    page.wait_for_timeout(100)
+    assert page.evaluate(opacity) < 0.1
+    assert box(page, "#draw-form")["width"] == box(page, "#draw .starts")["width"]
 
 
 def test_panel_is_sticky(visit: Open) -> None:
@@ -192,9 +205,20 @@ def test_blank_picture_takes_vertical_strokes(visit: Open) -> None:
 
 
 def test_particles_select_is_wide_enough(visit: Open) -> None:
-    page = visit("#complete", **PHONE | {"viewport": {"width": 320, "height": 740}})
-    wait_until_drawn(page, "complete")
+    page = open_with_hole(visit, **PHONE | {"viewport": {"width": 320, "height": 740}})
     assert box(page, "#complete-particles")["width"] >= 100
+
+
+def test_own_drawing_stays_in_view_when_completed(visit: Open) -> None:
+    page = visit("#complete?own=1", **PHONE)
+    expect(page.locator("#editor-status")).to_contain_text("Draw the upper part")
+    expect(page.locator(".editor")).to_have_class("editor guided")
+    drag(page, (60, 40))
+    expect(page.locator(".editor")).to_have_class("editor")
+    page.click("#complete-form button[type=submit]")
+    wait_until_drawn(page, "complete")
+    expect(page.locator("#editor")).to_be_in_viewport(ratio=1)
+    expect(page.locator("#complete .image-grid li").nth(1)).to_be_in_viewport(ratio=1)
 
 
 @pytest.mark.parametrize("view", ["draw", "inside", "play", "learn"])

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from tests.page.helpers import Open, expect, pixels, wait_until_drawn
+from tests.page.helpers import Open, drawn_as, expect, pixels, wait_until_drawn
 from tests.page.test_links import CLIPBOARD, copied
 from tests.service.fixtures import DEADLINE, GREY, FakeDecoder, encode
 
@@ -74,7 +74,9 @@ def test_scores_and_share_text(visit: Open) -> None:
         expect(page.locator("#play-status")).to_contain_text(f"Picture {k + 1} of 5")
         wrong = next(label for label in GREY.classes if label != image["label"])
         status = play(page, wrong if k == 2 else image["label"])
-        assert f"it is meant to be {image['label']}." in status
+        assert f"it was {drawn_as(image['label'])}." in status
+        expect(page.locator("#play-choices .right")).to_have_text(image["label"])
+        expect(page.locator("#play-choices .wrong")).to_have_count(int(k == 2))
         picture = encode(_picture(image["values"]))
         costs = {
             label: sum(_bits(base, picture, label)[:HALF]) for label in GREY.classes
@@ -88,10 +90,13 @@ def test_scores_and_share_text(visit: Open) -> None:
         )
         if k < 4:
             page.click("#play-next")
-    expect(page.locator("#play-squares")).to_have_text("🟩🟩🟥🟩🟩")
+    answers = ["right", "right", "wrong", "right", "right"]
+    for k, answer in enumerate(answers):
+        square = page.locator("#play-squares").get_by_role("img", name=f"Picture {k + 1}: {answer}")
+        expect(square).to_have_class(answer)
     recap = page.locator("#play-recap li")
     expect(recap).to_have_count(5)
-    expect(recap.nth(2)).to_contain_text(f"Asked for: {images[2]['label']}. You: ")
+    expect(recap.nth(2)).to_contain_text(f"It was {drawn_as(images[2]['label'])}. You: ")
     expect(recap.nth(2)).to_contain_text("% sure")
     page.click("#play-share")
     expect(page.locator("#play-status")).to_contain_text("Result copied")

@@ -194,7 +194,7 @@ def test_game_reports_waiting_for_model(visit: Open) -> None:
         "Picture 1 of 5. What will it be?"
     )  # not reported before the visitor has guessed
     page.click("#play-choices >> text='zero'")
-    expect(status).to_have_text(re.compile(rf"meant to be .*\. {LOST}"))
+    expect(status).to_have_text(re.compile(rf"drawn as .*\. {LOST}"))
     page.unroute("**/v1/score")
     expect(status).to_contain_text("the model says")
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.page.helpers import (
     Open,
+    drawn_as,
     expect,
     open_settings,
     set_slider,
@@ -68,7 +69,7 @@ def test_inside_view_draws_class_if_model_uses_guidance(visit: Open) -> None:
     sent = drawn.value.post_data_json
     assert sent["label"] in GREY.classes
     assert {name: sent[name] for name in TUNED} == TUNED
-    expect(page.locator("#inside-caption")).to_contain_text(f"asked for: {sent['label']}:")
+    expect(page.locator("#inside-caption")).to_contain_text(drawn_as(sent["label"]))
     fields = parse_qs(url_hash(page).partition("?")[2])
     assert fields["label"] == [sent["label"]]
     assert (fields["guidance"], fields["top_p"]) == (["2"], ["0.98"])

@@ -67,5 +67,5 @@ def test_slow_view_is_announced_and_abandoned(visit: Open, elsewhere: bool) -> N
         page.click("nav [data-view=inside]")  # an impatient visitor
         requested[0].continue_()
         wait_until_measured(page)
-        expect(page.locator("#inside-caption")).to_contain_text("Seed 5:")
+        expect(page.locator("#inside-caption")).to_contain_text("Seed 5 ·")
     expect(page.locator("#loading")).to_be_hidden()

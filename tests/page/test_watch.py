@@ -175,3 +175,26 @@ def test_models_are_switched(visit: Open) -> None:
     expect(page.locator(BARS)).to_have_count(3)
     expect(page.locator("[data-dice-roll]")).to_be_enabled()
     assert "model=colour" in url_hash(page)
+
+
+def test_rare_value_that_the_dice_chose_is_visible(visit: Open) -> None:
+    page = visit("#watch")
+    marked = page.evaluate(
+        """async () => {
+            const { Chart } = await import("./static/chart.js");
+            const canvas = document.createElement("canvas");
+            Object.assign(canvas.style, { width: "400px", height: "200px" });
+            document.body.append(canvas);
+            const chart = new Chart(canvas, null, () => {});
+            chart.linear = true;
+            const probabilities = Array(256).fill(0);
+            [probabilities[0], probabilities[128]] = [0.999, 0.001];
+            chart.show(probabilities, 128, null);
+            const column = canvas.getContext("2d").getImageData(221, 0, 1, 200).data;
+            let rows = 0;
+            for (let k = 0; k < column.length; k += 4) rows += column[k + 3] && column[k] > 200
+                && column[k + 1] < 150 ? 1 : 0;
+            return rows;
+        }"""
+    )
+    assert marked > 12, "a bar of at least 6 pixels, below an arrow"

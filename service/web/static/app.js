@@ -12,6 +12,7 @@ const RETRY_MS = 500;
 const RETRY_VIEW_MS = 2000;
 const LOADING = "Loading …"; // shown if a view takes longer to load than
 const LOADING_AFTER_MS = 500;
+const LOADING_MODELS = "The models are loading. In a few seconds they begin to draw …";
 // The query makes a browser fetch a module again that failed to load: Chromium keeps a failure.
 const MODULES = {
   draw: async (query) => (await import(`./draw.js${query}`)).DrawView,
@@ -39,7 +40,7 @@ async function loadModels(notice) {
         apiKey.declined = false;
         continue;
       }
-      setStatus(error.status > 501 ? "The models are loading …" : `${describeError(error)} Trying again …`);
+      setStatus(error.status > 501 ? LOADING_MODELS : `${describeError(error)} Trying again …`);
     }
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
@@ -145,8 +146,12 @@ class Page {
   setModel(id) {
     this.model = this.models.find((model) => model.id === id) ?? this.models[0];
     this.picker.select(this.model.id);
+    const digits = modelTitle(this.model) === "Digits";
     for (const text of document.querySelectorAll("[data-picture]")) {
-      text.textContent = modelTitle(this.model) === "Digits" ? "a digit" : "a picture";
+      text.textContent = digits ? "a digit" : "a picture";
+    }
+    for (const icon of document.querySelectorAll("[data-icon]")) {
+      icon.toggleAttribute("hidden", (icon.dataset.icon === "digit") !== digits);
     }
     this.hashes = {};
     for (const name of VIEWS) {
@@ -214,6 +219,7 @@ class Page {
     const changed = view !== this.current;
     if (changed && this.current) this.scrollPositions[this.current] = scrollY;
     this.current = view;
+    landing.classList.remove("waiting");
     document.title = `${this.tab(view).textContent} – Scanline`;
     for (const name of VIEWS) {
       document.getElementById(name).hidden = name !== view;
@@ -263,6 +269,11 @@ if (!("closedBy" in HTMLDialogElement.prototype)) { // not supported by Safari
   for (const dialog of document.querySelectorAll("dialog[closedby]")) closeOnOutsideClick(dialog);
 }
 const notice = document.getElementById("loading");
+const landing = document.getElementById("draw");
+if ((readAddress()?.view ?? "draw") === "draw") { // its first lines can be read while the models load
+  landing.classList.add("waiting");
+  landing.hidden = false;
+}
 const reloadButton = document.getElementById("reload");
 reloadButton.addEventListener("click", () => location.reload());
 const loaded = loadModels(notice).then((models) => {

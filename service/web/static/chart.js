@@ -8,6 +8,7 @@ const TOP = 10;
 const RAMP = 12; // height of the colour ramp below the bars
 const BOTTOM = RAMP + 24;
 const DECADES = 5; // of the logarithmic scale
+const MARK_HEIGHT = 6; // of a marked bar, at least
 const TICKS = [0, 128, 255];
 
 /** Changes when charts have to be drawn in the colours of the other scheme. */
@@ -124,10 +125,16 @@ export class Chart {
     const mark = (value, colour) => {
       const markWidth = Math.max(barWidth, 4);
       const left = Math.min(x(value), width - RIGHT - markWidth);
-      const top = y(probabilities[value]);
+      const top = Math.min(y(probabilities[value]), TOP + plotHeight - MARK_HEIGHT);
       context.fillStyle = colour;
       context.fillRect(left, top, markWidth, TOP + plotHeight + 4 - top);
       context.fillRect(left - 1, TOP + plotHeight, markWidth + 2, 4);
+      const middle = left + markWidth / 2;
+      context.beginPath(); // an arrow above the bar
+      context.moveTo(middle, top - 1);
+      context.lineTo(middle - 5, top - 9);
+      context.lineTo(middle + 5, top - 9);
+      context.fill();
     };
     if (chosen !== null && chosen !== actual) mark(chosen, cssColour("--chosen"));
     if (actual !== null) mark(actual, cssColour("--cursor"));

@@ -26,6 +26,7 @@ const REDRAWING = ["n", "seed", "label", "rows", "temperature", "guidance", "top
 const REDRAW_MS = 200; // after a change, so that a press of "Complete" just after it completes once
 const SKETCH_MS = 300; // after the last stroke
 const DRAWING_EXAMPLES = "The model is drawing examples …";
+const DRAW_HINT = "Draw the upper part, above the dots. Then press Complete.";
 const byId = (id) => document.getElementById(id);
 
 /** Picture editor with examples, and the grid of completions. */
@@ -239,7 +240,7 @@ export class CompleteView {
   async startBlank() {
     this.ensureExamples();
     this.loadBlank([0, 0, 0]);
-    this.setStatus("Draw the upper part, then press Complete.");
+    this.setStatus(DRAW_HINT);
     byId("editor").focus();
     const { editor, editor: { picture, undoStack: { length } } } = this;
     const background = backgroundColour(await this.examples);
@@ -249,7 +250,7 @@ export class CompleteView {
     if (touched || !lightness(background)) return;
     editor.undo(); // so that the visitor's undo removes both empty pictures at once
     this.loadBlank(background);
-    this.setStatus("Draw the upper part, then press Complete.");
+    this.setStatus(DRAW_HINT);
   }
 
   /** Load an empty picture of this colour, and select a pen that contrasts with it. */
@@ -257,6 +258,8 @@ export class CompleteView {
     this.start(blankPicture(this.model, background));
     this.isBlank = true;
     this.editor.background = background;
+    this.editor.guide = true;
+    this.editor.render();
     this.tools.selectPen(this.model.width);
   }
 
@@ -372,8 +375,9 @@ export class CompleteView {
       link: createLink(row.fields),
       send: (signal) => postImages("v1/completions", { ...row.fields, stream: true }, png, signal),
     }));
+    const companion = byId("editor").closest(".panel"); // above the completions on a phone
     const link = createLink({ ...fields, ...(requests.length > 1 ? { by: axis } : {}) });
     this.page.setLink("complete", link.fields, { push });
-    await this.grid.run({ requests, secondsPerImage: Number(pace.value), input, scroll, link });
+    await this.grid.run({ requests, secondsPerImage: Number(pace.value), input, scroll, link, companion });
   }
 }

@@ -84,6 +84,7 @@ export class DrawView {
     for (const name of names) {
       this.addClass(name, { random: "anything", "": guided ? "no class" : "anything" }[name] ?? name);
     }
+    document.getElementById("draw-class-hint").hidden = !guided;
     if (guided) {
       this.classInput("random").parentElement.title = "The seed of each image chooses its class";
       this.classInput("").parentElement.title =

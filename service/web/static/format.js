@@ -74,3 +74,9 @@ export function describeRoll(values, chances) {
   const parts = ["red", "green", "blue"].map((name, c) => `${name} ${values[c]} (${formatPercent(chances[c])})`);
   return `${parts.join(", ")}: ${colourName(values)}`;
 }
+
+/** Say what the class of a picture was: "drawn as an 8"; a class may have its own article. */
+export function drawnAs(label) {
+  if (/^(an?|the) /i.test(label)) return `drawn as ${label}`;
+  return `drawn as ${/^(8|1[18]$|[aei]|o(?!ne$))/i.test(label) ? "an" : "a"} ${label}`;
+}

@@ -25,6 +25,7 @@ export class Gallery {
   constructor(element) {
     this.element = element;
     this.strips = load();
+    this.latest = null; // hash of the latest new drawing
     element.addEventListener("click", ({ target }) => {
       if (target.closest("a")) scrollTo(0, 0); // the linked drawing appears at the top
     });
@@ -43,6 +44,7 @@ export class Gallery {
 
   /** Add a drawing, with its first image as the thumbnail. */
   add(hash, canvas, title) {
+    if (!this.strips.drawn.some((entry) => entry.hash === hash)) this.latest = hash;
     this.addEntry("drawn", { hash, picture: canvas.toDataURL(), title });
   }
 
@@ -82,7 +84,8 @@ export class Gallery {
     const { activeElement } = document;
     for (const [kind, entries] of Object.entries(this.strips)) {
       const strip = this.element.querySelector(`[data-strip=${kind}]`);
-      strip.hidden = entries.length === 0;
+      // A first drawing that is still on the page was not drawn before.
+      strip.hidden = entries.every(({ hash }) => kind === "drawn" && hash === this.latest);
       const list = strip.querySelector("ul");
       const items = new Map([...list.children].map((item) => [itemHash(item), item]));
       const hashes = new Set(entries.map(({ hash }) => hash));
@@ -93,7 +96,7 @@ export class Gallery {
         if (list.children[k] !== item) list.insertBefore(item, list.children[k] ?? null);
       }
     }
-    this.element.hidden = !Object.values(this.strips).some((entries) => entries.length);
+    this.element.hidden = !this.element.querySelector("[data-strip]:not([hidden])");
     activeElement.focus({ preventScroll: true }); // an element that moves loses the focus
   }
 }

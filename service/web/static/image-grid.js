@@ -76,6 +76,7 @@ export class ImageGrid {
    *   `secondsPerImage`: duration of the animation, 0 for full speed;
    *   `input`: the picture to complete, if any;
    *   `scroll`: scroll to the status panel;
+   *   `companion`: the element above the panel that stays in view with it, if any;
    *   `link`: the link of all rows together
    */
   async run(job) {
@@ -87,7 +88,7 @@ export class ImageGrid {
     this.setBusy(true);
     this.status.clear();
     this.status.show(`Drawing ${countImages(this.tiles.length)} …`);
-    if (job.scroll) this.status.scrollIntoView();
+    if (job.scroll) this.status.scrollIntoView(job.companion);
     const start = performance.now();
     try {
       await this.sendAll(abort);

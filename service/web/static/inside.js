@@ -5,7 +5,7 @@ import {
   invalidSeedMessage, omitEmpty, parseSeed, randomSeed, setRange, usesGuidance,
 } from "./fields.js";
 import { connectFileButton } from "./file-drop.js";
-import { integerFormat } from "./format.js";
+import { drawnAs, integerFormat } from "./format.js";
 import { mostSurprising, paintHeatmap, scaleBits } from "./heatmap.js";
 import { PixelCanvas } from "./pixel-canvas.js";
 import { decodeFile, fromBase64Url, pixelCount, toBase64Url, toPng } from "./pixels.js";
@@ -30,7 +30,7 @@ export class InsideView {
     this.whatIf = new WhatIf(page.viewer, () => this.prediction.onSamplingChange());
     this.prediction = new Prediction({
       getSampling: () => this.whatIf.sampling.values,
-      getChosen: () => this.whatIf.chosen,
+      getChosen: () => (this.whatIf.target?.chosen ? this.whatIf.chosen : []),
       getBits: (at) => this.bits?.[at],
       onPick: (channel, value) => this.whatIf.choose(channel, value),
       onAnswer: () => this.onAnswer(),
@@ -89,7 +89,7 @@ export class InsideView {
     this.abort?.abort();
     this.abort = new AbortController();
     this.source = source;
-    this.title = "";
+    this.title = this.cost = "";
     this.bits = null;
     byId("inside-surprise").disabled = true; // until the bits are known
     this.selected = null; // the pixel that the visitor selected
@@ -151,7 +151,8 @@ export class InsideView {
     const source = view === "draw"
       ? { seed, temperature, ...omitEmpty({ label, guidance, top_p: topP }) }
       : { image: await toBase64Url(await toPng(picture)), ...(label ? { label } : {}) };
-    await this.showPicture(picture, sourceTitle({ seed, label }), source);
+    const title = view === "draw" ? sourceTitle({ label }) : "A picture completed by the model.";
+    await this.showPicture(picture, title, source);
   }
 
   /** Open an image file. */
@@ -223,7 +224,8 @@ export class InsideView {
     } catch (error) {
       if (abort.signal.aborted) return;
       this.showError(describeError(error));
-      byId("inside-caption").textContent = this.title = "Not finished";
+      this.title = "Not finished";
+      this.showCaption();
     } finally {
       if (this.abort === abort) this.drawing = false;
     }
@@ -286,7 +288,7 @@ export class InsideView {
       byId("inside-surprise").disabled = false;
       byId("heatmap-max").textContent = scaleBits(this.bits);
       const uncompressed = 8 * this.player.picture.values.length;
-      this.title += `: ${score.bits_per_dim.toFixed(3)} bits/dim, `
+      this.cost = `${score.bits_per_dim.toFixed(3)} bits/dim, `
         + `${integerFormat.format(score.bits)} bits instead of ${integerFormat.format(uncompressed)}`;
       this.onMove(this.player.position);
     } catch (error) {
@@ -301,7 +303,7 @@ export class InsideView {
     this.whatIf.setTarget(player.picture, at, this.source.label);
     const text = `row ${Math.floor(at / width) + 1}, column ${(at % width) + 1}`;
     setRange(this.form.elements.position, at, text);
-    byId("inside-caption").textContent = this.title;
+    this.showCaption();
     byId("inside-play").textContent = player.playing ? "Pause" : "Replay";
     this.prediction.summaryLine.ariaLive = still ? "polite" : "off";
     for (const canvas of this.canvases) canvas.mark(at);
@@ -310,6 +312,16 @@ export class InsideView {
       paintHeatmap(byId("inside-heatmap"), this.bits, position, !still && position < player.total);
     }
     this.queryPrediction();
+  }
+
+  /** Show what the picture is; its seed and its cost on request. */
+  showCaption() {
+    const [title, details] = byId("inside-caption").children;
+    const { source: { seed }, cost } = this;
+    const facts = [seed === undefined ? "" : `Seed ${seed}`, cost].filter(Boolean).join(" · ");
+    title.textContent = this.title;
+    details.hidden = !facts;
+    details.lastElementChild.textContent = facts;
   }
 
   queryPrediction() {
@@ -332,4 +344,4 @@ export class InsideView {
   }
 }
 
-const sourceTitle = ({ seed, label }) => `Seed ${seed}${label ? `, asked for: ${label}` : ""}`;
+const sourceTitle = ({ label }) => (label ? `A picture ${drawnAs(label)}.` : "A picture drawn by the model.");

@@ -4,7 +4,6 @@
 const COUNTS = [1, 2, 4, 8, 16, 32, 64];
 const DEFAULT_COUNT = 8;
 const HINT = "Draws each picture several times side by side, and keeps the tries that fit what follows the gap.";
-const DISABLED_HINT = "Nothing you kept follows the gap, so there is nothing to look ahead to.";
 
 /** Chooses the number of particles ("tries"), and compares with and without looking ahead. */
 export class LookAhead {
@@ -12,7 +11,8 @@ export class LookAhead {
   constructor(container, onCompare) {
     this.select = container.querySelector("select");
     this.button = container.querySelector("button");
-    this.hint = container.querySelector(".hint");
+    container.querySelector(".hint").textContent = HINT;
+    this.container = container;
     this.wanted = DEFAULT_COUNT;
     this.select.addEventListener("change", () => {
       this.wanted = Number(this.select.value);
@@ -39,12 +39,11 @@ export class LookAhead {
     this.setEnabled(true);
   }
 
-  /** Enable the control if known pixels follow the gap. */
+  /** Show the control if known pixels follow the gap. */
   setEnabled(enabled) {
     this.enabled = enabled;
-    this.select.disabled = !enabled;
-    this.button.disabled = !enabled || Number(this.select.value) === 1;
-    this.hint.textContent = enabled ? HINT : DISABLED_HINT;
+    this.container.hidden = !enabled;
+    this.button.disabled = Number(this.select.value) === 1;
   }
 
   /** The request fields. */

@@ -2,7 +2,7 @@
 
 import { describeError, isUnavailable, post, scoreImages } from "./api.js";
 import { invalidSeedMessage, parseSeed, randomSeed } from "./fields.js";
-import { formatPercent } from "./format.js";
+import { drawnAs, formatPercent } from "./format.js";
 import { blankPicture, checkShape, pixelCount, toCanvas, toPng } from "./pixels.js";
 import { Player, reducedMotion } from "./player.js";
 import { shareLink } from "./share.js";
@@ -116,6 +116,7 @@ export class PlayView {
     player.reset(model);
     player.rate = reducedMotion.matches ? Infinity : pixelCount(model) / SECONDS_PER_IMAGE;
     player.canvas.ariaLabel = `The upper half of picture ${this.at + 1}`;
+    for (const button of this.choices.children) button.classList.remove("right", "wrong");
     if (this.at) this.setStatus("Drawing the next one …");
     this.setButtons({});
     this.showAvailable();
@@ -163,11 +164,15 @@ export class PlayView {
     const { at, player, abort } = this;
     const round = this.rounds[at];
     this.setButtons({});
-    player.canvas.ariaLabel = `Picture ${at + 1}, meant to be ${round.label}`;
+    player.canvas.ariaLabel = `Picture ${at + 1}, ${drawnAs(round.label)}`;
     if (label === round.label) this.playerScore += 1;
     const answer = label === round.label
-      ? `Right, it is meant to be ${round.label}.`
-      : `You said ${label}; it is meant to be ${round.label}.`;
+      ? `Right, it was ${drawnAs(round.label)}.`
+      : `You said ${label}; it was ${drawnAs(round.label)}.`;
+    for (const button of this.choices.children) {
+      button.classList.toggle("right", button.textContent === round.label);
+      button.classList.toggle("wrong", button.textContent === label && label !== round.label);
+    }
     round.answer = answer;
     this.showAvailable();
     this.setStatus(`${answer} The model is thinking …`);
@@ -196,18 +201,26 @@ export class PlayView {
     }
   }
 
-  /** The result as five squares, green where the visitor was right. */
+  /** The result to copy: five squares, green where the visitor was right. */
   get squares() {
     return this.rounds.map(({ guess, label }) => (guess === label ? "🟩" : "🟥")).join("");
   }
 
   /** Show all pictures with both answers. */
   showRecap() {
-    byId("play-squares").textContent = this.squares;
+    byId("play-squares").replaceChildren(...this.rounds.map(({ guess, label }, k) => {
+      const square = document.createElement("span");
+      const right = guess === label;
+      square.className = right ? "right" : "wrong";
+      square.setAttribute("role", "img");
+      square.ariaLabel = `Picture ${k + 1}: ${right ? "right" : "wrong"}`;
+      square.textContent = right ? "✓" : "✗";
+      return square;
+    }));
     byId("play-recap").replaceChildren(...this.rounds.map((round) => {
       const item = document.createElement("li");
       const text = document.createElement("span");
-      text.textContent = `Asked for: ${round.label}. You: ${round.guess} ${round.guess === round.label ? "✓" : "✗"}. `
+      text.textContent = `It was ${drawnAs(round.label)}. You: ${round.guess} ${round.guess === round.label ? "✓" : "✗"}. `
         + `The model: ${round.modelLabel} ${round.modelLabel === round.label ? "✓" : "✗"}, `
         + `${formatPercent(round.probability)} sure.`;
       item.append(toCanvas(round.picture), text);

@@ -20,7 +20,7 @@ export class Prediction {
   /**
    * @param {object} host
    *   `getSampling()` returns the temperature, guidance and top_p to apply;
-   *   `getChosen()` returns the chosen value of each channel;
+   *   `getChosen()` returns the chosen value of each channel, none before a choice;
    *   `getBits(at)` returns the measured bits of a pixel, if known;
    *   `onPick(channel, value)` is called when a value is picked in a chart;
    *   `onAnswer()` and `onError(error)` are called after each query
@@ -147,6 +147,7 @@ export class Prediction {
     if (!this.answer) return;
     const { actual, distributions, unconditional } = this.answer;
     const chosen = this.host.getChosen();
+    document.querySelector("#inside .chosen-key").hidden = !chosen.length;
     this.charts.forEach((chart, c) => {
       chart.canvas.hidden = !distributions[c];
       if (!distributions[c]) return;

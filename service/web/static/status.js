@@ -48,12 +48,12 @@ export class StatusPanel {
     if (progress !== null) this.bar.style.setProperty("--done", String(progress));
   }
 
-  /** Scroll the panel to the top unless it is in the upper half of the window. */
-  scrollIntoView() {
+  /** Scroll the panel, or an element above it, to the top unless the panel is in the upper half. */
+  scrollIntoView(element = this.element) {
     const { top } = this.element.getBoundingClientRect();
     if (top >= 0 && top < innerHeight / 2) return;
     const behavior = reducedMotion.matches ? "auto" : "smooth";
-    this.element.scrollIntoView({ behavior, block: "start" });
+    element.scrollIntoView({ behavior, block: "start" });
   }
 }
 

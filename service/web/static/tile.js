@@ -1,5 +1,6 @@
 /** One image of an image grid: its canvas, caption and result. */
 
+import { drawnAs } from "./format.js";
 import { pixelCount } from "./pixels.js";
 import { Player, reducedMotion } from "./player.js";
 
@@ -81,8 +82,8 @@ export class Tile {
     const details = [`seed ${seed}`];
     if (bits !== null) details.push(`${bits.toFixed(2)} bits/dim`);
     if (effective) details.push(`${Math.round(effective)} of ${fields.particles} tries counted`);
-    const asked = label && label !== title ? `asked for: ${label}` : "";
-    this.caption.replaceChildren(createLine("asked", asked),
+    this.caption.replaceChildren(
+      createLine("drawn-as", label && label !== title ? drawnAs(label) : ""),
       ...details.map((line) => createLine("detail", line)));
     if (title) this.caption.append(createLine("row-title", title));
   }

@@ -3,6 +3,7 @@
 import { toHash } from "./address.js";
 import { describeError, throwLoadError } from "./api.js";
 import { setRange } from "./fields.js";
+import { drawnAs } from "./format.js";
 import { Gallery, imageTitle } from "./gallery.js";
 import { downloadBlob, pixelCount, toCanvas, toPng } from "./pixels.js";
 import { Player } from "./player.js";
@@ -79,10 +80,10 @@ export class Viewer {
     this.updateKeepButton();
     this.fileName = `scanline-${model.id}-${seed}`;
     document.getElementById("viewer-title").textContent = `Image ${tile.index + 1}`;
+    document.getElementById("viewer-label").textContent = label ? drawnAs(label) : "";
     document.getElementById("viewer-facts").textContent = [
       [label, model.id].includes(title) ? null : title,
       `Seed ${seed}`,
-      label ? `asked for: ${label}` : null,
       bits === null ? null : `${bits.toFixed(3)} bits/dim`,
       `${model.width} × ${model.height}, ${model.id}`,
     ].filter(Boolean).join(" · ");
