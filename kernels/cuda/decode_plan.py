@@ -186,7 +186,7 @@ class _PlanBuilder:
         }
 
     def _tiles(self, product: str) -> dict[str, int]:
-        """Return the tile of a product; in float32 the largest that does not spill registers."""
+        """Return a matrix product's tile sizes; in float32 the largest that spill no registers."""
         if self.config.dtype_of(product) != torch.float32:
             return {"BM": BM, "BN": BN_PROJECT, "BK": BK}
         return {"BM": BM, "BN": 64, "BK": 32 if self.norm is None else 16}

@@ -56,8 +56,8 @@ def _native_gradient_is_faster() -> bool:
 def linear_deferred_bias(x: Tensor, weight: Tensor, bias: Tensor) -> LinearOutput:
     """Multiply ``x: [B, T, I]`` by ``weight: [D, I]``; the next pass adds ``bias: [D]``.
 
-    On a CPU torch would first copy the bias into every row; on a GPU it sums the bias's gradient
-    slowly. The bias is already added if there is no fused implementation for these tensors.
+    The bias is deferred because PyTorch would copy it into every row on a CPU, and would sum its
+    gradient slowly on a GPU. Without a fused implementation for these tensors, it is added here.
     """
     floats = (torch.float32, torch.bfloat16)
     if supports(bias, torch.float32) and supports(x, *floats) and autocast_dtype(x) in floats:

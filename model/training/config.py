@@ -101,6 +101,6 @@ def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[A
 
 
 def check_shift(shift: int, side: int) -> None:
-    """Raise ``ValueError`` if a shift could move an image with a short side of ``side`` out."""
+    """Raise ``ValueError`` if a shift could move an image of ``side`` pixels out of its frame."""
     if shift >= side:
         raise ValueError(f"shift must be less than the image's {side} pixels a side; got {shift}")

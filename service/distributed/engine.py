@@ -170,7 +170,7 @@ class DistributedEngine:
 
     @property
     def arithmetic(self) -> int | None:
-        """Version of the replicas' arithmetic; None if there is none or no replica."""
+        """Version of the replicas' arithmetic, as in ``Decoder``; None without replicas."""
         return next((report.arithmetic for report in self.reports.values()), None)
 
     @property

@@ -172,7 +172,7 @@ def _new_updates(images: list[Image], progress: list[ImageProgress]) -> ItemUpda
 
 
 def _event_of(register: Callable[[Callable[[], None]], None]) -> asyncio.Event:
-    """Return an event that is set when another thread calls the registered callback."""
+    """Register a callback that sets the returned event, from any thread."""
     event, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def wake() -> None:
