@@ -384,3 +384,9 @@ def held_server(
 def no_streams(cores: int = 4) -> StreamPacer:
     """Return the stream registry of a server without open streams."""
     return StreamPacer(Gauge("streams", "Open.", registry=None), cores)
+
+
+def metric_value(client: httpx.Client, metric: str) -> float:
+    """Return the value of a metric at ``/metrics``, or 0 if it is not exported."""
+    lines = client.get("/metrics").text.splitlines()
+    return next((float(line.split()[-1]) for line in lines if line.startswith(f"{metric} ")), 0.0)

@@ -15,6 +15,7 @@ from tests.service.fixtures import (
     build,
     check_error,
     held_server,
+    metric_value,
     talking_to,
     until,
 )
@@ -25,11 +26,6 @@ def held() -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
     """Yield a server whose decoder has one slot, and draws nothing until released."""
     with held_server(1, {"max_waiting": 8, "max_images": 4}) as held:
         yield held
-
-
-def value(client: httpx.Client, metric: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return next((float(line.split()[-1]) for line in lines if line.startswith(f"{metric} ")), 0.0)
 
 
 def test_request_metrics() -> None:
@@ -73,7 +69,7 @@ def test_refusals_are_counted_by_error_code(
         ("queue_full", 1), ("greater_than_equal", 1), ("unsupported_encoding", 1),
         ("generation_not_found", 1), ("too_many_in_flight", 0),
     ):  # fmt: skip
-        assert value(client, f'scanline_refused_total{{reason="{reason}"}}') == count, reason
+        assert metric_value(client, f'scanline_refused_total{{reason="{reason}"}}') == count, reason
 
 
 def test_a_stuck_step_fails_the_health_checks(
@@ -99,8 +95,8 @@ def test_open_streams_are_counted(
     body = {"stream": True}
     with client.stream("POST", "/v1/samples", json=body) as one:
         with client.stream("POST", "/v1/samples", json=body):
-            until(lambda: value(client, "scanline_open_streams") == 2)
-        until(lambda: value(client, "scanline_open_streams") == 1)
+            until(lambda: metric_value(client, "scanline_open_streams") == 2)
+        until(lambda: metric_value(client, "scanline_open_streams") == 1)
         go_on.set()
         one.read()
-    until(lambda: value(client, "scanline_open_streams") == 0)
+    until(lambda: metric_value(client, "scanline_open_streams") == 0)

@@ -19,6 +19,7 @@ from tests.service.fixtures import (
     encode,
     held_server,
     listening,
+    metric_value,
     random_picture,
     until,
 )
@@ -29,11 +30,6 @@ def held() -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
     """Yield a server whose decoder has one slot, and draws nothing until released."""
     with held_server(1, {"max_waiting": 8, "max_images": 4}) as held:
         yield held
-
-
-def value(client: httpx.Client, metric: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return next((float(line.split()[-1]) for line in lines if line.startswith(f"{metric} ")), 0.0)
 
 
 @pytest.mark.parametrize("how", ["samples", "stream", "completions", "openai", "file"])
@@ -84,7 +80,7 @@ def test_the_access_log_has_error_codes_and_the_state_of_abandoned_generations(
     with client.stream("POST", "/v1/samples", json={"stream": True}) as stream:
         read = stream.iter_raw()  # its garbage collection would close the connection
         next(read)
-        until(lambda: value(client, 'scanline_queue_seconds_count{model="grey"}') == 1)
+        until(lambda: metric_value(client, 'scanline_queue_seconds_count{model="grey"}') == 1)
     until(lambda: len(caplog.records) == 3)
     lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
     told = [{name: line.get(name) for name in ("code", "param", "outcome")} for line in lines]
