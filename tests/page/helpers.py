@@ -105,6 +105,13 @@ def upload(page: Page, data: bytes, kind: str = "image/png") -> None:
     page.set_input_files("#file", {"name": "picture", "mimeType": kind, "buffer": data})
 
 
+def press_enter(page: Page, selector: str) -> None:
+    """Press Enter on a control once it can be used; Playwright's `press` does not wait for that."""
+    control = page.locator(selector)
+    control.click(trial=True)
+    control.press("Enter")
+
+
 def drawn_as(label: str) -> str:
     """Return the page's words for the class of a picture, for the classes of the fake models."""
     return f"drawn as {label}" if label.startswith("a ") else f"drawn as a {label}"

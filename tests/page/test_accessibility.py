@@ -17,6 +17,7 @@ from tests.page.helpers import (
     expect,
     open_settings,
     pixels,
+    press_enter,
     wait_until_drawn,
     wait_until_measured,
 )
@@ -173,12 +174,12 @@ def test_buttons_keep_the_focus_across_requests(visit: Open) -> None:
     shown(page, "learn")
     for button in ("#scene-dice [data-dice-roll]", "#scene-memory button", "#scene-limits button"):
         expect(page.locator(button)).to_be_enabled()
-        page.press(button, "Enter")
+        press_enter(page, button)
         expect(page.locator(button)).to_be_enabled()
         expect(page.locator(button)).to_be_focused()
     page.click("nav >> text=Play")
     shown(page, "play")
-    page.press("#play-choices button >> nth=1", "Enter")
+    press_enter(page, "#play-choices button >> nth=1")
     expect(page.locator("#play-next")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("#play-choices button").first).to_be_focused()
@@ -188,7 +189,7 @@ def test_buttons_keep_the_focus_across_requests(visit: Open) -> None:
         if last < 3:
             page.keyboard.press("Enter")
             expect(page.locator("#play-choices button").first).to_be_focused()
-    page.press("#play-again", "Enter")
+    press_enter(page, "#play-again")
     expect(page.locator("#play-choices button").first).to_be_focused()
 
 
@@ -197,7 +198,7 @@ def test_focus_stays_in_form_after_cancel(visit: Open, grey: FakeDecoder) -> Non
     wait_until_drawn(page)
     grey.before_step = lambda slots: time.sleep(0.2)
     page.click("#draw-form button[type=submit] >> nth=0")
-    page.press("#draw [data-cancel]", "Enter")
+    press_enter(page, "#draw [data-cancel]")
     expect(page.locator("#draw [data-status-panel]")).to_contain_text("Cancelled")
     focused = page.evaluate("document.activeElement.matches('#draw-form [type=submit]')")
     assert focused
@@ -210,7 +211,7 @@ def test_focus_moves_to_neighbour_of_hidden_button(visit: Open) -> None:
     page.route("**/v1/samples", lambda route: route.fulfill(status=500, json={"error": error}))
     page.click("nav [data-view=complete]")
     expect(page.locator("#more-examples")).to_be_visible()
-    page.press("#more-examples", "Enter")
+    press_enter(page, "#more-examples")
     expect(page.locator("#upload")).to_be_focused()
 
 
@@ -220,7 +221,7 @@ def test_opening_image_in_view_focuses_its_title(visit: Open, view: str) -> None
     wait_until_drawn(page)
     expect(page).to_have_title("Draw – Scanline")
     page.locator("#draw .image-grid button").click()
-    page.press(f"#viewer-{view}", "Enter")
+    press_enter(page, f"#viewer-{view}")
     expect(page.locator(f"#{view}-title")).to_be_focused()
     name = {"complete": "Complete", "inside": "Look inside"}[view]
     expect(page).to_have_title(f"{name} – Scanline")

@@ -20,6 +20,7 @@ from tests.page.helpers import (
     open_in_editor,
     pick_model,
     pixels,
+    press_enter,
     set_slider,
     touch,
     upload,
@@ -198,7 +199,7 @@ def test_light_paper_is_inverted(visit: Open) -> None:
     expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
     expect(page.locator("#light-paper")).to_be_hidden()
     upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
-    page.press("#light-paper-invert", "Enter")
+    press_enter(page, "#light-paper-invert")
     expect(page.locator("#light-paper")).to_be_hidden()
     expect(page.locator("#editor")).to_be_focused()
     assert editor(page)[0, 0] == 0

@@ -9,6 +9,7 @@ from tests.page.helpers import (
     expect,
     fill_setting,
     pixels,
+    press_enter,
     wait_until_drawn,
 )
 
@@ -131,7 +132,7 @@ def test_gallery_is_shown_in_all_drawing_views(visit: Open) -> None:
     expect(page.locator("#complete .image-grid li")).to_have_count(2)  # with the input
     expect(page.locator("#complete [data-strip=kept] img")).to_be_visible()
     expect(page.locator("#main")).to_be_focused()
-    page.press("[data-strip=drawn] .secondary", "Enter")
+    press_enter(page, "[data-strip=drawn] .secondary")
     expect(kept).to_be_focused()
 
 
