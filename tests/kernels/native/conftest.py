@@ -11,6 +11,7 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import FLAGS, NativeBuildError, find_compiler
 from scanline.kernels.native.cpu import ISAS, cpu_isas, machine_isas
 from tests.conftest import isa_params, use_fast_build
+from tests.kernels.native.fixtures import EMULATED
 
 
 @pytest.fixture(params=isa_params(machine_isas()))
@@ -27,6 +28,23 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
             raise
         pytest.skip(str(error))
     return name
+
+
+@pytest.fixture(params=EMULATED)
+def emulated(request: pytest.FixtureRequest) -> str:
+    """Return each ISA to emulate; skip those that the CPU has itself or cannot run the rest of."""
+    name = str(request.param)
+    if name in cpu_isas():
+        pytest.skip(f"this CPU has {name} itself")
+    if (base := EMULATED[name]) not in cpu_isas():
+        pytest.skip(f"this CPU has no {base}")
+    return name
+
+
+@pytest.fixture(scope="session")
+def emulation_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for builds of emulated ISAs that all tests share."""
+    return tmp_path_factory.mktemp("emulated")
 
 
 def compiler_supports(isa: str) -> bool:

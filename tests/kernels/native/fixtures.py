@@ -6,6 +6,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -18,6 +19,23 @@ from tests.conftest import tiny_config
 from tests.model.decoders.fixtures import network_for
 
 TINY = LinearTransformer(tiny_config())
+# ISAs whose products a header of this folder computes in plain C++, and the ISA that runs the rest.
+EMULATED = {"avxvnni": "avx2", "amx": "avx512vnni"}
+
+
+def use_emulation(
+    isa: str, folder: Path, monkeypatch: pytest.MonkeyPatch, level: str = "-O1"
+) -> None:
+    """Compile ``EMULATED[isa]`` as ``isa``, whose products are emulated.
+
+    Args:
+        isa: The ISA that the CPU lacks. Open decoders with ``EMULATED[isa]``.
+        folder: The cache of builds. Another is needed because the header is no part of their key.
+        level: The compiler's optimisation level.
+    """
+    header = Path(__file__).with_name(f"{isa}.h")
+    monkeypatch.setenv("SCANLINE_CACHE", str(folder))
+    monkeypatch.setenv("SCANLINE_CXXFLAGS", f"-include {header} {level}")
 
 
 def trace(

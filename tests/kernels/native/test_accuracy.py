@@ -21,11 +21,13 @@ from scanline.model.decoders.native import NativeDecoder
 from tests.conftest import assert_close, isa_params, tiny_config, use_fast_build
 from tests.kernels.native.fixtures import (
     DTYPES,
+    EMULATED,
     ERRORS,
     ODD_SIZES,
     float64_outputs,
     float64_outputs_of,
     trace,
+    use_emulation,
 )
 from tests.model.decoders.fixtures import (
     blank,
@@ -218,12 +220,6 @@ def test_largest_integer_sums_fit_in_32_bits(precision: Precision, sign: int, is
     assert np.abs(parameters - expected).max() <= ERRORS[precision] * np.abs(expected).max()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder for builds that this module's tests share."""
-    return tmp_path_factory.mktemp("emulated")
-
-
 def check_same_bytes(plain: NativeDecoder, decoder: NativeDecoder, inputs: InputBatch) -> None:
     expected, given = trace(plain, inputs), trace(decoder, inputs)
     assert decoder.canvas.tobytes() == plain.canvas.tobytes()
@@ -233,25 +229,17 @@ def check_same_bytes(plain: NativeDecoder, decoder: NativeDecoder, inputs: Input
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int16", "int8"])
 @pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
-@pytest.mark.parametrize(
-    ("isa", "base", "images"), [("avxvnni", "avx2", 7), ("amx", "avx512vnni", 37)]
-)
 def test_emulated_isas_give_the_same_bytes(
-    isa: str, base: str, images: int, config: ModelConfig, precision: Precision, folder: Path,
+    emulated: str, config: ModelConfig, precision: Precision, emulation_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Emulates the products of ISAs that the CPU lacks in plain C++."""
-    if base not in cpu_isas():
-        pytest.skip(f"this CPU has no {base}")
-    if isa in cpu_isas():
-        pytest.skip(f"this CPU has {isa} itself")
+    """With enough images for every number of rows in a tile."""
+    images, base = 37 if emulated == "amx" else 7, EMULATED[emulated]
     network, inputs = network_for(config), masked(config, images, seed=1)
     plain = NativeDecoder(network, images, 1, precision=precision, isa=base)
-    header = Path(__file__).with_name(f"{isa}.h")
-    monkeypatch.setenv("SCANLINE_CACHE", str(folder))
-    monkeypatch.setenv("SCANLINE_CXXFLAGS", f"-include {header} -O1")
+    use_emulation(emulated, emulation_folder, monkeypatch)
     decoder = NativeDecoder(network, images, 1, precision=precision, isa=base)
-    assert (plain.isa, decoder.isa) == (base, isa)
+    assert (plain.isa, decoder.isa) == (base, emulated)
     check_same_bytes(plain, decoder, inputs)
 
 

@@ -6,6 +6,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 from scanline.kernels.native.abi import PRECISIONS, Precision
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.native import ARITHMETIC, NativeDecoder
-from tests.kernels.native.fixtures import TINY
+from tests.kernels.native.fixtures import EMULATED, TINY, use_emulation
 from tests.kernels.native.golden import (
     NAMES,
     SHIPPED,
@@ -25,6 +26,7 @@ from tests.kernels.native.golden import (
 from tests.kernels.native.golden import PRECISIONS as GOLDEN_PRECISIONS
 
 RecordProperty = Callable[[str, object], None]
+COMPILERS, LEVELS = ("g++", "clang++"), ("-O1", "-O2", "-O3")
 TINY_NAMES = [name for name in NAMES if name not in SHIPPED]
 
 
@@ -59,6 +61,19 @@ def test_golden_pictures(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", GOLDEN_PRECISIONS)
+@pytest.mark.parametrize("name", [*TINY_NAMES, pytest.param("mnist", marks=pytest.mark.broad)])
+def test_golden_pictures_of_emulated_isas(
+    name: str, precision: Precision, emulated: str, emulation_folder: Path,
+    monkeypatch: pytest.MonkeyPatch, record_property: RecordProperty,
+) -> None:  # fmt: skip
+    use_emulation(emulated, emulation_folder, monkeypatch, "-O3")
+    used = check_golden(name, precision, EMULATED[emulated])
+    assert used == emulated
+    record_property("instruction set", used)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_golden_pictures_of_shipped_models(
     name: str, isa: str, record_property: RecordProperty, request: pytest.FixtureRequest
@@ -69,19 +84,37 @@ def test_golden_pictures_of_shipped_models(
         record_property("instruction set", check_golden(name, precision, isa))
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("level", ["-O1", "-O2", "-O3"])
-@pytest.mark.parametrize("compiler", ["g++", "clang++"])
-def test_golden_pictures_of_other_builds(
-    compiler: str, level: str, isa: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def use_compiler(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (path := shutil.which(compiler)):
         pytest.skip(f"there is no {compiler}")
     monkeypatch.setenv("CXX", shlex.quote(path))
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_golden_pictures_of_other_builds(
+    compiler: str, level: str, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_compiler(compiler, monkeypatch)
     monkeypatch.setenv("SCANLINE_CXXFLAGS", level)
     for name in TINY_NAMES:
         for precision in GOLDEN_PRECISIONS:
             check_golden(name, precision, isa)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_golden_pictures_of_other_builds_of_emulated_isas(
+    compiler: str, level: str, emulated: str, emulation_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    use_compiler(compiler, monkeypatch)
+    use_emulation(emulated, emulation_folder, monkeypatch, level)
+    for name in TINY_NAMES:
+        for precision in GOLDEN_PRECISIONS:
+            assert check_golden(name, precision, EMULATED[emulated]) == emulated
 
 
 def denormals_are_kept() -> bool:
