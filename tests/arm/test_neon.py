@@ -33,20 +33,23 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 BUILT = {"portable": "neon", "neondot": "neondot", "neonbf16": "neonbf16"}
 
 
+def compile_driver(isa: str, folder: Path, compiler: str, *flags: str) -> Path:
+    """Compile the driver for an Arm ISA, and return its path; skip if the tools are missing."""
+    for tool in (COMPILER, EMULATOR, compiler.split()[0]):
+        if not shutil.which(tool):
+            pytest.skip(f"no {tool}: apt-get install g++-aarch64-linux-gnu qemu-user-static clang")
+    path, source = folder / BUILT[isa], Path(__file__).with_name("driver.cpp")
+    usual = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")] + [*ISAS[isa].flags]
+    command = [*compiler.split(), *usual, *flags, "-static", str(source), "-o", str(path)]
+    subprocess.run(command, check=True)
+    return path
+
+
 @pytest.fixture(scope="module", params=BUILT)
 def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the driver for an Arm ISA with warnings as errors; skip if the tools are missing."""
-    for tool in (COMPILER, EMULATOR):
-        if not shutil.which(tool):
-            pytest.skip(f"no {tool}: apt-get install g++-aarch64-linux-gnu qemu-user-static")
-    path = tmp_path_factory.mktemp("arm") / BUILT[request.param]
-    flags = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
-    flags += ISAS[request.param].flags
-    source = Path(__file__).with_name("driver.cpp")
-    subprocess.run(
-        [COMPILER, *flags, *STRICT.split(), "-static", str(source), "-o", str(path)], check=True
-    )
-    return path
+    """Compile the driver for an Arm ISA with warnings as errors."""
+    folder = tmp_path_factory.mktemp("arm")
+    return compile_driver(request.param, folder, COMPILER, *STRICT.split())
 
 
 class Captured:
@@ -146,15 +149,30 @@ def test_bytes_do_not_depend_on_threads_and_batch(
         assert some[2].tobytes() == together[2][rows].tobytes()
 
 
+def check_golden(name: str, precision: Precision, driver: Path, folder: Path) -> None:
+    network = golden.network_of(name)
+    inputs = golden.golden_inputs(network.config)
+    canvas, bits, _ = emulate(driver, folder, network.config, inputs, precision, 2, network=network)
+    expected = golden.load_golden()[name][precision]
+    found = {case: golden.digest(canvas[row], bits[row]) for row, case in enumerate(golden.CASES)}
+    assert found == {case: expected[case] for case in golden.CASES}
+
+
 @pytest.mark.parametrize("name", golden.CONFIGS)
 @pytest.mark.parametrize("precision", golden.PRECISIONS)
 def test_golden_pictures(name: str, precision: Precision, driver: Path, tmp_path: Path) -> None:
     """NEON draws the bytes of every other CPU. The driver has no particles."""
-    network = golden.network_of(name)
-    inputs = golden.golden_inputs(network.config)
-    canvas, bits, _ = emulate(
-        driver, tmp_path, network.config, inputs, precision, 2, network=network
-    )
-    expected = golden.load_golden()[name][precision]
-    found = {case: golden.digest(canvas[row], bits[row]) for row, case in enumerate(golden.CASES)}
-    assert found == {case: expected[case] for case in golden.CASES}
+    check_golden(name, precision, driver, tmp_path)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("level", ["-O2", "-O3"])
+@pytest.mark.parametrize("compiler", [COMPILER, "clang++ --target=aarch64-linux-gnu"])
+@pytest.mark.parametrize("isa", BUILT)
+def test_golden_pictures_of_other_builds(
+    isa: str, compiler: str, level: str, tmp_path: Path
+) -> None:
+    driver = compile_driver(isa, tmp_path, compiler, level)
+    for name in golden.CONFIGS:
+        for precision in golden.PRECISIONS:
+            check_golden(name, precision, driver, tmp_path)
