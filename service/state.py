@@ -7,12 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.base import BackendError
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.decoders.memory import InsufficientMemoryError, slot_memory_budget
+from scanline.model.network import LinearTransformer
+from scanline.model.pixel_bits import likelihood_network
 from scanline.service import __version__
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.idempotency import IdempotencyStore
@@ -42,8 +45,13 @@ class LoadedModel:
     created: int
 
     def __post_init__(self) -> None:
-        """Compute the digest of the weights now, because it takes tens of milliseconds."""
-        _ = self.checkpoint.digest
+        """Prepare now what would delay the first request that needs it."""
+        _ = self.checkpoint.digest, self.network
+
+    @cached_property
+    def network(self) -> LinearTransformer:
+        """Network for likelihoods, on the engine's device."""
+        return likelihood_network(self.checkpoint.model, self.engine.likelihood_device)
 
     @property
     def fingerprint(self) -> str:

@@ -303,16 +303,21 @@ def triton_packed_attention(
 
 
 def variants(arch: int) -> list[KernelVariant]:
-    """List the kernel variants for ``sm_<arch>``: common and odd head sizes, all dtypes."""
+    """List the kernel variants for ``sm_<arch>``: common and odd head sizes, all dtypes.
+
+    Queries and keys of a prefill are after the feature map, and nothing is trained.
+    """
     cases = [(dtype, size, True) for dtype in ("fp32", "bf16") for size in (16, 32, 64)]
     cases += [("fp16", 32, True), ("fp32", 32, False), ("fp32", 20, True), ("bf16", 20, True)]
+    prefilled = [("bf16", 32, False), ("bf16", 64, False), ("fp32", 64, False)]
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     found = []
-    for dtype, size, elu in cases:
-        for packed in (False, True):
+    for dtype, size, elu in cases + prefilled:
+        trained = (dtype, size, elu) in cases
+        for packed in (False, True) if trained else (False,):
             options = _launch_options(dtypes[dtype], size, size, elu, packed, divmod(arch, 10))
             ends = _STATES if packed else ()
-            for kernel in (forward_kernel, backward_kernel):
+            for kernel in (forward_kernel, backward_kernel) if trained else (forward_kernel,):
                 absent = {name: None for name in ends if name in kernel.arg_names}
                 constants = options.constants_for(kernel) | absent
                 name = f"attention_{kernel.__name__}/{dtype}/{size}"

@@ -55,9 +55,7 @@ def allocate_buffers(
 ) -> dict[str, Tensor]:
     """Allocate the buffers of ``slots`` images: inputs, state, and scratch of a step."""
     N, T, D, H, K = slots, config.pixels, config.d_model, config.heads, config.head_size
-    R = -(-N // BM) * BM  # rows, in whole tiles
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        "slots": (torch.int32, (R,)),
         "positions": (torch.int32, (N,)),
         "canvas": (torch.uint8, (N, T, config.steps_per_pixel * config.channels)),
         "bits": (torch.float32, (N, T)),
@@ -73,6 +71,21 @@ def allocate_buffers(
         "z": (torch.float32, (config.layers, N, H, K)),
         "pending": (config.dtype, (config.layers, N, H, config.write_interval - 1, 2, K)),
         "ring": (torch.float32, (2 * config.layers, N, config.ring, D)),
+    }
+    state = {
+        name: torch.empty(shape, dtype=dtype, device=device)
+        for name, (dtype, shape) in shapes.items()
+    }
+    return state | allocate_scratch(config, slots, device)
+
+
+def allocate_scratch(
+    config: DecodeConfig, rows: int, device: torch.device | str
+) -> dict[str, Tensor]:
+    """Allocate what one step of ``rows`` rows writes and reads, in whole tiles of rows."""
+    R, D = -(-rows // BM) * BM, config.d_model
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "slots": (torch.int32, (R,)),
         "x0": (torch.float32, (R, D)),
         "x1": (torch.float32, (R, D)),
         "statistics0": (torch.float32, (R, config.tiles, 2)),

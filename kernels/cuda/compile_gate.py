@@ -33,6 +33,7 @@ from triton.compiler import ASTSource
 from scanline.kernels.cuda import attention as triton_attention
 from scanline.kernels.cuda import decode_plan as triton_decode
 from scanline.kernels.cuda import linear as triton_linear
+from scanline.kernels.cuda import prefill as triton_prefill
 from scanline.kernels.cuda import residual as triton_residual
 from scanline.kernels.cuda.dependent_launch import CAPABILITY
 from scanline.kernels.cuda.fused import fused_decode
@@ -63,9 +64,10 @@ class Usage:
 def all_variants(arch: int) -> list[KernelVariant | CudaSource]:
     """List every variant that is launched on ``sm_<arch>``."""
     capability = divmod(arch, 10)
+    overlap = capability >= CAPABILITY
     return [
         *triton_attention.variants(arch), *triton_linear.variants(), *triton_residual.variants(),
-        *triton_decode.variants(overlap=capability >= CAPABILITY),
+        *triton_decode.variants(overlap=overlap), *triton_prefill.variants(overlap=overlap),
         *fused_decode.variants(capability, _shared_bytes(arch)),
     ]  # fmt: skip
 

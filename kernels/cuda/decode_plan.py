@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -66,16 +67,11 @@ def plan(
     A plan for ``many`` rows has wider tiles but the same order of sums, so its results have the
     same bytes.
     """
-    step = _PlanBuilder(config, weights, buffers, many)
-    step.embed()
-    for layer in range(config.layers):
-        step.attend(layer)
-        step.feed_forward(layer)
-    step.finish()
-    return [replace(x, constants={**x.constants, "OVERLAP": overlap}) for x in step.launches]
+    launches = PlanBuilder(config, weights, buffers, many).build()
+    return [replace(x, constants={**x.constants, "OVERLAP": overlap}) for x in launches]
 
 
-class _PlanBuilder:
+class PlanBuilder:
     """Builder of the list of launches.
 
     The residual stream is in one of two buffers; each addition writes to the other one. ``norm`` is
@@ -100,10 +96,24 @@ class _PlanBuilder:
             "FIRST_STEP": config.first_step,
         }  # fmt: skip
 
+    def build(self) -> list[Launch]:
+        """Return the launches of all layers."""
+        self.embed()
+        for layer in range(self.config.layers):
+            self.attend(layer)
+            self.feed_forward(layer)
+        self.finish()
+        return self.launches
+
     def embed(self) -> None:
+        """Add the embedding of each row's step."""
+        self.launches.append(self.embedding(embed_kernel))
+
+    def embedding(self, kernel: Any) -> Launch:
+        """Return the launch of a kernel that embeds a step per row."""
         config, (x, statistics) = self.config, self.stream[0]
-        self.launches.append(Launch(
-            "embed", embed_kernel,
+        return Launch(
+            "embed", kernel,
             {
                 **self.rows, "p_canvas": self.buffers["canvas"], "p_label": self.buffers["label"],
                 "p_context_index": self.weights["context_index"],
@@ -119,16 +129,21 @@ class _PlanBuilder:
                 "BP": triton.next_power_of_2(config.context), "BN": BN_RESIDUAL,
             },
             columns=config.tiles, num_warps=1 if config.context == 1 else 4,
-        ))  # fmt: skip
+        )  # fmt: skip
 
     def attend(self, layer: int) -> None:
+        """Add the first half of a layer up to the heads' outputs."""
+        if self.config.pre_norm:
+            self.norm = f"{layer}.norm1"
+        self._project(layer, 1, "qkv", "qkv", features=2 * self.config.d_model)
+        self.attention(layer)
+
+    def attention(self, layer: int) -> None:
+        """Add the attention of a layer, from q, k and v to the heads' outputs."""
         config = self.config
         padded = triton.next_power_of_2(config.head_size)
         warps = 1 if padded <= 32 else 4
         tile = min(padded, max(1, warps * STATE_TILE // padded))
-        if config.pre_norm:
-            self.norm = f"{layer}.norm1"
-        self._project(layer, 1, "qkv", "qkv", features=2 * config.d_model)
         self.launches.append(Launch(
             f"{layer}.state", state_kernel,
             {
@@ -144,6 +159,7 @@ class _PlanBuilder:
         ))  # fmt: skip
 
     def feed_forward(self, layer: int) -> None:
+        """Add the rest of a layer."""
         config = self.config
         self._add_product(f"{layer}.out", "o")
         self.norm = f"{layer}.norm2" if config.pre_norm else f"{layer}.norm1"
@@ -159,6 +175,11 @@ class _PlanBuilder:
             self._normalise()
         self.norm = "norm"
         self._product("head", self.stream[0][0], "parameters")
+        self.decide()
+
+    def decide(self) -> None:
+        """Add the sampling of each row's values from the head's parameters."""
+        config = self.config
         self.launches.append(Launch(
             "sample", sample_kernel,
             {
@@ -179,7 +200,8 @@ class _PlanBuilder:
             num_warps=1, maxnreg=MAX_REGISTERS,
         ))  # fmt: skip
 
-    def _norm(self) -> dict[str, Tensor | None]:
+    def norm_weights(self) -> dict[str, Tensor | None]:
+        """Return the weights of the layer norm to apply to the stream, or None for none."""
         return {
             f"p_norm_{part}": None if self.norm is None else self.weights[f"{self.norm}.{part}"]
             for part in ("weight", "bias")
@@ -198,12 +220,13 @@ class _PlanBuilder:
         """Add a product of the normalised stream, with the short convolution if there is one."""
         x, norm = self.stream[0][0], self.norm
         if self.config.short_conv:
-            self._convolve(layer, half)
+            self.convolve(layer, half)
             x, self.norm = self.buffers["convolved"], None
         self._product(f"{layer}.{name}", x, to, activation, features)
         self.norm = norm
 
-    def _convolve(self, layer: int, half: int) -> None:
+    def convolve(self, layer: int, half: int) -> None:
+        """Add the short convolution of the normalised stream with earlier steps."""
         config, (x, statistics) = self.config, self.stream[0]
         name = f"{layer}.conv{half}"
         width = min(triton.next_power_of_2(config.d_model), CONV_FEATURES)
@@ -211,7 +234,7 @@ class _PlanBuilder:
             name, convolve_kernel,
             {
                 **self.rows, "p_x": x, "p_statistics": None if self.norm is None else statistics,
-                **self._norm(), "p_weight": self.weights[f"{name}.weight"],
+                **self.norm_weights(), "p_weight": self.weights[f"{name}.weight"],
                 "p_ring": self.buffers["ring"][2 * layer + half - 1],
                 "p_y": self.buffers["convolved"],
             },
@@ -236,8 +259,9 @@ class _PlanBuilder:
             name, project_kernel,
             {
                 "p_slots": self.buffers["slots"], "p_x": x,
-                "p_statistics": None if self.norm is None else self.stream[0][1], **self._norm(),
-                "p_weight": weight, "p_bias": self.weights[f"{name}.bias"], "p_y": y,
+                "p_statistics": None if self.norm is None else self.stream[0][1],
+                **self.norm_weights(), "p_weight": weight,
+                "p_bias": self.weights[f"{name}.bias"], "p_y": y,
             },
             tiles | {
                 "IN": self.config.d_model, "OUT": weight.shape[0], "NORM": self.norm is not None,
@@ -259,8 +283,8 @@ class _PlanBuilder:
             {
                 "p_slots": self.buffers["slots"], "p_a": self.buffers[source], "p_weight": weight,
                 "p_bias": self.weights[f"{name}.bias"], "p_x": x,
-                "p_x_statistics": None if self.norm is None else x_statistics, **self._norm(),
-                "p_y": y, "p_y_statistics": y_statistics,
+                "p_x_statistics": None if self.norm is None else x_statistics,
+                **self.norm_weights(), "p_y": y, "p_y_statistics": y_statistics,
             },
             self._tiles(name) | {
                 "IN": weight.shape[1], "OUT": self.config.d_model, "NORM": self.norm is not None,
@@ -277,7 +301,7 @@ class _PlanBuilder:
             "norm", normalise_kernel,
             {
                 "p_slots": self.buffers["slots"], "p_x": x, "p_x_statistics": x_statistics,
-                **self._norm(), "p_y": y, "p_y_statistics": y_statistics,
+                **self.norm_weights(), "p_y": y, "p_y_statistics": y_statistics,
             },
             {"D": self.config.d_model, "EPS": NORM_EPS, "BM": BM, "BN": BN_RESIDUAL},
             rows=BM, columns=self.config.tiles,

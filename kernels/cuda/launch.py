@@ -25,7 +25,8 @@ class Launch:
     """A kernel with its arguments and options; ``run`` launches it for a number of rows.
 
     Attributes:
-        arguments: Tensors, None, or ``"subpixel"`` for the index of the step within its pixel.
+        arguments: Tensors, None, or the name of the number that ``run`` gets: ``"subpixel"`` for
+            the index of a step within its pixel, ``"steps"`` for the steps per image of a prefill.
         rows: Rows per program.
         programs_per_row: Programs per tile of rows, on the first axis of the grid.
         columns: Programs on the second axis of the grid.
@@ -42,8 +43,8 @@ class Launch:
     num_stages: int = 3
     maxnreg: int | None = None
 
-    def run(self, rows: int, subpixel: int) -> None:
-        arguments = {n: subpixel if isinstance(x, str) else x for n, x in self.arguments.items()}
+    def run(self, rows: int, number: int) -> None:
+        arguments = {n: number if isinstance(x, str) else x for n, x in self.arguments.items()}
         grid = (triton.cdiv(rows, self.rows) * self.programs_per_row, self.columns)
         dependent = {"launch_pdl": True} if self.constants["OVERLAP"] else {}
         self.kernel[grid](

@@ -34,22 +34,14 @@ def load_row(p_slots, p_positions, i_b, subpixel, T: tl.constexpr, STEPS_PER_PIX
     return slot, position * STEPS_PER_PIXEL + subpixel, position < T
 
 
-@triton.jit(do_not_specialize=["subpixel"])
-def embed_kernel(
-    p_slots, p_positions, p_canvas, p_label, p_context_index, p_value_table, p_step_table,
-    p_label_table, p_x, p_statistics, subpixel,
-    T: tl.constexpr, STEPS_PER_PIXEL: tl.constexpr, FIRST_STEP: tl.constexpr, VALUES: tl.constexpr,
-    CONTEXT: tl.constexpr, EMBEDDING_SIZE: tl.constexpr, D: tl.constexpr, CLASSES: tl.constexpr,
-    OUTSIDE: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
-    OVERLAP: tl.constexpr,
+@triton.jit
+def embed_step(
+    slot, step, i_b, i_n, p_canvas, p_label, p_context_index, p_value_table, p_step_table,
+    p_label_table, p_x, p_statistics,
+    VALUES: tl.constexpr, CONTEXT: tl.constexpr, EMBEDDING_SIZE: tl.constexpr, D: tl.constexpr,
+    CLASSES: tl.constexpr, OUTSIDE: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Embed a step: sum the embeddings of its context values, its position and its label."""
-    if OVERLAP:
-        wait_for_previous_kernel()
-    i_b, i_n = tl.program_id(0), tl.program_id(1)
-    slot, step, active = load_row(p_slots, p_positions, i_b, subpixel, T, STEPS_PER_PIXEL)
-    if not active or step < FIRST_STEP:
-        return
+    """Write tile ``i_n`` of row ``i_b`` of the residual stream: the embedding of a slot's step."""
     o_p, o_col = tl.arange(0, BP), i_n * BN + tl.arange(0, BN)
     m_p, m_col = o_p < CONTEXT, o_col < D
     b_source = tl.load(p_context_index + step.to(tl.int64) * CONTEXT + o_p, mask=m_p, other=-1)
@@ -70,6 +62,29 @@ def embed_kernel(
     o_row = i_b.to(tl.int64) + tl.arange(0, 1)
     tl.store(p_x + o_row * D + o_col, b_x, mask=m_col)
     write_statistics(p_statistics, o_row, b_x[None, :], i_n, D, BN)
+
+
+@triton.jit(do_not_specialize=["subpixel"])
+def embed_kernel(
+    p_slots, p_positions, p_canvas, p_label, p_context_index, p_value_table, p_step_table,
+    p_label_table, p_x, p_statistics, subpixel,
+    T: tl.constexpr, STEPS_PER_PIXEL: tl.constexpr, FIRST_STEP: tl.constexpr, VALUES: tl.constexpr,
+    CONTEXT: tl.constexpr, EMBEDDING_SIZE: tl.constexpr, D: tl.constexpr, CLASSES: tl.constexpr,
+    OUTSIDE: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Embed a step: sum the embeddings of its context values, its position and its label."""
+    if OVERLAP:
+        wait_for_previous_kernel()
+    i_b, i_n = tl.program_id(0), tl.program_id(1)
+    slot, step, active = load_row(p_slots, p_positions, i_b, subpixel, T, STEPS_PER_PIXEL)
+    if not active or step < FIRST_STEP:
+        return
+    embed_step(
+        slot, step, i_b, i_n, p_canvas, p_label, p_context_index, p_value_table, p_step_table,
+        p_label_table, p_x, p_statistics,
+        VALUES, CONTEXT, EMBEDDING_SIZE, D, CLASSES, OUTSIDE, BP, BN,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from scanline.model.config import MAX_GUIDANCE, NO_LABEL, ModelConfig
@@ -122,8 +123,12 @@ class Decoder(ABC):
         arithmetic: The version of the arithmetic that makes a seed's bytes the same on every CPU;
             None if the bytes depend on the machine.
         memory: Host memory in bytes that the slots take once they are used.
-        supports_prefill: Whether an image starts after its leading known pixels.
+        supports_prefill: Whether images may start after their leading known pixels.
+        min_prefill: The number of leading known pixels from which an image does. The steps go over
+            fewer pixels. It must not depend on the load, because a prefill may differ from steps in
+            the last bits.
         max_in_flight: The number of launches to keep in flight, so that the device never idles.
+        likelihood_device: Where likelihoods of whole images are computed fastest.
     """
 
     backend: str
@@ -131,7 +136,9 @@ class Decoder(ABC):
     arithmetic: int | None = None
     memory: int = 0
     supports_prefill: bool = True
+    min_prefill: int = 1
     max_in_flight: int = 1
+    likelihood_device: torch.device = torch.device("cpu")
 
     def __init__(self, config: ModelConfig, max_slots: int) -> None:
         self.check(config, max_slots)
@@ -176,9 +183,10 @@ class Decoder(ABC):
     def begin(self, slots: Slots, inputs: InputBatch) -> None:
         """Reset slots to new images, one row per slot, and prefill the leading known pixels.
 
-        With ``supports_prefill`` the leading known pixels take one parallel pass, and the image
-        starts at its first unknown pixel. Otherwise it starts at its first pixel, and the steps
-        go over the known pixels.
+        If an image is prefilled (``prefill_lengths``), its leading known pixels take one parallel
+        pass, and it starts at its first unknown pixel. Otherwise it starts at its first pixel, and
+        the steps go over the known pixels. If a prefill is in flight like a launch, the arrays show
+        it after ``synchronize``, and ``scheduled_positions`` at once.
 
         Raises:
             ValueError: If a slot, twins included, does not exist or is given twice, or if the
@@ -188,7 +196,7 @@ class Decoder(ABC):
         used = rows != NO_SLOT
         inputs.check(self.config)
         inputs, rows = inputs.select(used), rows[used]
-        lengths, guided = inputs.prefix_lengths, inputs.twin != NO_SLOT
+        lengths, guided = self.prefill_lengths(inputs), inputs.twin != NO_SLOT
         twins, arrays = inputs.twin[guided], self.inputs
         targets = self._valid_slots(np.concatenate([rows, twins]))
         for field in fields(InputBatch):
@@ -202,15 +210,21 @@ class Decoder(ABC):
 
     @abstractmethod
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
-        """Zero the state of these slots, whose arrays are already set.
+        """Zero the state of these slots, and prefill the first ``lengths`` pixels of each.
 
-        With ``supports_prefill``, also prefill the first ``lengths`` pixels of each.
+        Their arrays are already set.
         """
+
+    def prefill_lengths(self, inputs: InputBatch) -> NDArray[np.int32]:
+        """Return the number of pixels that ``begin`` prefills of each row: int32 ``[S]``."""
+        lengths = inputs.prefix_lengths
+        lengths[(lengths < self.min_prefill) | (not self.supports_prefill)] = 0
+        return lengths
 
     def fork(self, sources: Slots, targets: Slots, twins: Slots | None = None) -> None:
         """Copy images with their state to other slots; both continue with the same bytes.
 
-        None of these slots may be in flight.
+        None of these slots may be in flight, except for a prefill.
 
         Args:
             sources: The slot to copy from, for each target. A source may have several targets,

@@ -62,7 +62,7 @@ class ReferenceDecoder(Decoder):
         initial = self.model.initial_state(1)
         for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
             self._set_state(slot, initial)
-            if length and self.supports_prefill:
+            if length:
                 canvas = torch.from_numpy(self.canvas[slot : slot + 1])
                 label = self._label(slot)
                 states, bits = self.model.prefill(canvas, torch.tensor([length]), label)

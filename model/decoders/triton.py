@@ -31,6 +31,7 @@ from scanline.kernels.cuda.fused.fused_decode import (
     unsupported_reason,
 )
 from scanline.kernels.cuda.launch import StepRunner
+from scanline.kernels.cuda.prefill import Prefill, allocate_prefill, supports_prefill
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import (
     BackendError,
@@ -46,6 +47,9 @@ from scanline.model.network import LinearTransformer
 
 log = logging.getLogger("scanline.decoder")
 
+# A pass over one image takes the host about as long as a step of one image over this number of
+# pixels takes the device. With many images a pass is always faster, because it moves no states.
+MIN_PREFILL = 64
 UPLOAD_SLOTS = 1024  # slots uploaded at a time, because pinned memory is never released
 _INPUTS = tuple(field.name for field in fields(InputBatch))
 _DEVICE_DTYPES = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}  # of the buffers
@@ -54,7 +58,7 @@ _STATE = ("kv", "z", "pending", "ring")  # buffers whose second dimension is the
 
 @dataclass(frozen=True)
 class PendingLaunch:
-    """A launch whose results are not yet in the host's arrays.
+    """A launch or prefill whose results are not yet in the host's arrays.
 
     Attributes:
         slots: The launched slots.
@@ -84,6 +88,9 @@ class TritonDecoder(Decoder):
     orders, so their bytes differ. By default, the fused kernel is used if it supports the network
     and no option of the Triton kernels is given.
 
+    Known pixels are prefilled in parallel (``kernels/cuda/prefill.py``) if there are at least
+    ``min_prefill`` before the first unknown one. A prefill is in flight like a launch.
+
     Args:
         model: The network.
         max_slots: Maximum number of images at a time.
@@ -97,6 +104,7 @@ class TritonDecoder(Decoder):
             default is True if the device supports it.
         fused: True to require the fused kernel, False to use the Triton kernels.
         launch_configs: Configurations of the fused kernel to choose from; all draw the same bytes.
+        min_prefill: Least number of leading known pixels to prefill. The bytes depend on it.
 
     Raises:
         BackendError: There is no supported GPU, or the fused kernel is required but unavailable.
@@ -106,7 +114,6 @@ class TritonDecoder(Decoder):
     """
 
     backend = "triton"
-    supports_prefill = False  # a step costs the same for few images as for many
     max_in_flight = 2
 
     @device_errors()
@@ -121,8 +128,10 @@ class TritonDecoder(Decoder):
         overlap: bool | None = None,
         fused: bool | None = None,
         launch_configs: Sequence[LaunchConfig] = LAUNCH_CONFIGS,
+        min_prefill: int = MIN_PREFILL,
     ) -> None:
         self.device = device = Device()
+        self.likelihood_device = device.torch
         self.precision: DevicePrecision = precision or ("bf16" if device.cuda else "float32")
         if self.precision not in DTYPES:
             raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
@@ -139,6 +148,10 @@ class TritonDecoder(Decoder):
                 "overlap=True needs compute capability 9.0 and a driver for CUDA 12.3, or newer"
             )
         self._decode_config = decode_config_for(model.config, self.precision, write_interval)
+        self.min_prefill = min_prefill
+        self.supports_prefill = (
+            supports_prefill(self._decode_config) and min_prefill <= model.config.pixels
+        )
         self._check_memory(max_slots)  # before the host's arrays are allocated
         super().__init__(model.config, max_slots)
         self._pending: list[PendingLaunch] = []  # oldest first
@@ -152,6 +165,7 @@ class TritonDecoder(Decoder):
             self.buffers = allocate_buffers(self._decode_config, max_slots, device.torch)
             for name, buffer in self.buffers.items():
                 buffer.fill_(-1 if name == "slots" else 0)
+            self._prefill = self._compile_prefill(overlap) if self.supports_prefill else None
             kernel = self._load_fused(False if triton_options else fused, launch_configs)
             self._upload(np.arange(max_slots, dtype=np.int32))
             self._fused = kernel is not None
@@ -184,6 +198,18 @@ class TritonDecoder(Decoder):
         if fused:
             raise BackendError(f"the fused kernel is unavailable for this network: {reason}")
         return None
+
+    def _compile_prefill(self, overlap: bool | None) -> Prefill:
+        """Compile the kernels of a prefill."""
+        prefill = Prefill(
+            self._decode_config, self._weights, self.buffers, self.max_slots,
+            self.device.overlaps if overlap is None else overlap,
+        )  # fmt: skip
+        if self.device.cuda:
+            with triton_compile_errors():
+                prefill.compile()
+            self.buffers["positions"].zero_()
+        return prefill
 
     def _compile_steps(self, overlap: bool | None, graphs: bool) -> StepRunner:
         """Compile the Triton kernels of a step and capture them in graphs."""
@@ -223,8 +249,8 @@ class TritonDecoder(Decoder):
         )
 
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
-        """Zero the slots' state and upload their inputs, after the launches in flight."""
-        self._scheduled[slots] = 0
+        """Zero the slots' state, upload their inputs and prefill, after the launches in flight."""
+        self._scheduled[slots] = lengths
         self._generations[slots] += 1
         with self.device.activate():
             index = self.device.upload(slots.astype(np.int64))
@@ -232,6 +258,19 @@ class TritonDecoder(Decoder):
             self.buffers["kv"].index_fill_(1, index, 0)
             self.buffers["z"].index_fill_(1, index, 0)
             self._upload(slots)
+            if self._prefill is not None and lengths.any():
+                self._run_prefill(self._prefill, slots[lengths > 0], lengths[lengths > 0])
+
+    def _run_prefill(
+        self, prefill: Prefill, slots: NDArray[np.int32], lengths: NDArray[np.int32]
+    ) -> None:
+        """Queue the prefill of slots and the copy of its results."""
+        for images in prefill.passes(lengths):
+            rows, known = slots[images].astype(np.int64), lengths[images].astype(np.int64)
+            longest = int(known.max())
+            prefill.run(self.device.upload(rows), self.device.upload(known), longest)
+        first = np.zeros_like(lengths)
+        self._queue_results(slots, first, lengths, int(lengths.max()))
 
     def _copy_state(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         self._scheduled[targets] = self._scheduled[sources]
@@ -245,6 +284,12 @@ class TritonDecoder(Decoder):
             positions = self.buffers["positions"]
             positions.index_copy_(0, copies, positions.index_select(0, origins))
             self._upload(targets)
+
+    def fork(self, sources: Slots, targets: Slots, twins: Slots | None = None) -> None:
+        origins = self._valid_slots(np.unique(np.asarray(sources, np.int32)))
+        if (self.positions[origins] != self._scheduled[origins]).any():  # a prefill is in flight
+            self.synchronize()
+        super().fork(sources, targets, twins)
 
     def reseed(self, slots: Slots, particles: Sequence[int] | NDArray[np.integer[Any]]) -> None:
         super().reseed(slots, particles)
@@ -269,19 +314,27 @@ class TritonDecoder(Decoder):
         n = min(n, T - int(before.min()))
         row_slots = np.full(len(self.buffers["slots"]), -1, np.int32)
         row_slots[: len(rows)] = rows
-        # The next n pixels of each image; the last pixel is repeated if fewer are left.
-        offsets = np.minimum(before[:, None] + np.arange(n), T - 1)
-        pixels = rows[:, None].astype(np.int64) * T + offsets
+        after = np.minimum(before + n, T)
         with self.device.activate():
             self.buffers["slots"].copy_(self.device.upload(row_slots))
-            index = self.device.upload(pixels.ravel())
             self._run(len(rows), n)
-            values = self.device.download(self.buffers["canvas"].flatten(0, 1)[index])
-            bits = self.device.download(self.buffers["bits"].flatten()[index])
-            done = self.device.record_event()
-        after = self._scheduled[rows] = np.minimum(before + n, T)
-        launch = PendingLaunch(rows, self._generations[rows], after, pixels, values, bits, done)
-        self._pending.append(launch)
+            self._queue_results(rows, before, after, n)
+        self._scheduled[rows] = after
+
+    def _queue_results(
+        self, rows: NDArray[np.int32], before: NDArray[np.int32], after: NDArray[np.int32], n: int
+    ) -> None:
+        """Queue the copy of the pixels from ``before`` to ``after`` of each row, at most ``n``."""
+        # If a row has fewer pixels, its last one is repeated.
+        offsets = np.minimum(before[:, None] + np.arange(n), after[:, None] - 1)
+        pixels = rows[:, None].astype(np.int64) * self.config.pixels + offsets
+        index = self.device.upload(pixels.ravel())
+        values = self.device.download(self.buffers["canvas"].flatten(0, 1)[index])
+        bits = self.device.download(self.buffers["bits"].flatten()[index])
+        done = self.device.record_event()
+        self._pending.append(
+            PendingLaunch(rows, self._generations[rows], after, pixels, values, bits, done)
+        )
 
     def synchronize(self, remaining: int = 0) -> None:
         while len(self._pending) > remaining:
@@ -342,6 +395,8 @@ class TritonDecoder(Decoder):
     def _check_memory(self, slots: int) -> None:
         """Raise ``InsufficientMemoryError`` unless all slots fit; log the memory per slot."""
         weight_bytes = _bytes(allocate_weights(self._decode_config, "meta"))
+        if self.supports_prefill:
+            weight_bytes += _bytes(allocate_prefill(self._decode_config, slots, "meta"))
         # Scratch is allocated in whole tiles of rows, so take the average over many slots.
         slot_bytes = _bytes(allocate_buffers(self._decode_config, 1024, "meta")) // 1024
         capacity = ""
@@ -356,7 +411,7 @@ class TritonDecoder(Decoder):
                 )
             capacity = f"; {max_slots:,} slots would fit"
         log.info(
-            "%d slots of %.2f MiB and weights of %.1f MiB%s",
+            "%d slots of %.2f MiB, and weights and scratch memory of %.1f MiB%s",
             slots, slot_bytes / 2**20, weight_bytes / 2**20, capacity,
         )  # fmt: skip
 

@@ -67,7 +67,7 @@ async def score(
                 raise ImageError(f"image {number}: {error}") from None
         for first in range(0, len(canvases), batch):
             stacked = np.stack(canvases[first : first + batch])
-            measure = (pixel_bits, loaded.checkpoint.model, stacked, label)
+            measure = (pixel_bits, loaded.network, stacked, label)
             parts.append(await app_state.score_pool.run(client, *measure))
         bits = np.concatenate(parts)
         return await app_state.encode_pool.run(client, _scores, loaded.engine, bits, form.per_pixel)
@@ -111,7 +111,7 @@ async def distribution(
         )
     label = _class_index(config, body.label)
     async with watch_client(request) as client:
-        measure = (next_value, loaded.checkpoint.model, body.values, label)
+        measure = (next_value, loaded.network, body.values, label)
         expected = await app_state.score_pool.run(client, *measure)
     position, channel = divmod(len(body.values), config.channels)
     return DistributionReply(

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from prometheus_client import Metric
 
 from scanline.model.config import ModelConfig
@@ -167,6 +168,11 @@ class DistributedEngine:
     def variant(self) -> str:
         """Everything but the model that a seed's bytes depend on, or "none" without replicas."""
         return self._from_any_report("variant")
+
+    @property
+    def likelihood_device(self) -> torch.device:
+        """The CPU, because the decoders' devices are those of the replicas."""
+        return torch.device("cpu")
 
     @property
     def arithmetic(self) -> int | None:

@@ -73,7 +73,7 @@ class Engine:
         self.slots = self.max_slots_per_image = decoder.max_slots - spare
         self.total_slots = decoder.max_slots
         self.backend, self.variant, self.memory = decoder.backend, decoder.variant, decoder.memory
-        self.arithmetic = decoder.arithmetic
+        self.arithmetic, self.likelihood_device = decoder.arithmetic, decoder.likelihood_device
         self.queue = Queue(name, decoder.config, limits, clock)
         self._progress = ProgressTracker(self.queue, observer, clock)
         self._slots = SlotAllocator(decoder.config, decoder.max_slots, spare)
@@ -193,6 +193,7 @@ class Engine:
                 spare=slots.spare,
                 at_once=min(max(MIN_ADMITTED_SLOTS, self.slots // ADMIT_SHARE), MAX_ADMITTED_SLOTS),
                 prefill_pixels=time_share.prefill_budget,
+                min_prefill=self.decoder.min_prefill,
                 largest_demand=slots.largest_demand,
                 prefill_small=time_share.may_prefill(True),
                 prefill_large=time_share.may_prefill(False) or not slots.small,

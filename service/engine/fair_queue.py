@@ -32,6 +32,7 @@ class AdmissionLimits:
         spare: Free slots that only images of small requests may take.
         at_once: Slots to hand out in one admission. A single image may need more.
         prefill_pixels: Known pixels to prefill in one admission. A single image may have more.
+        min_prefill: Least number of leading known pixels that are prefilled.
         largest_demand: Slots that the largest running request holds or waits for.
         prefill_small: Whether images of small requests may prefill now.
         prefill_large: Whether images of large requests may prefill now.
@@ -41,9 +42,14 @@ class AdmissionLimits:
     spare: int = 0
     at_once: int = 64
     prefill_pixels: float = math.inf
+    min_prefill: int = 1
     largest_demand: int = 0
     prefill_small: bool = True
     prefill_large: bool = True
+
+    def pixels_to_prefill(self, spec: GenerationSpec) -> int:
+        """Return the number of pixels to prefill per image."""
+        return spec.prefill_pixels if spec.prefix >= self.min_prefill else 0
 
 
 class FairQueue:
@@ -110,17 +116,19 @@ class FairQueue:
 
         def fits(spec: GenerationSpec) -> bool:
             # The first image is admitted even if it alone exceeds a limit.
-            return not admitted or (spec.slots <= at_once and spec.prefill_pixels <= prefill_pixels)
+            if not admitted:
+                return True
+            return spec.slots <= at_once and limits.pixels_to_prefill(spec) <= prefill_pixels
 
         def may_prefill(generation: Generation, largest_demand: int) -> bool:
             small = is_small(generation, largest_demand)
             allowed = limits.prefill_small if small else limits.prefill_large
-            return allowed or not generation.spec.prefill_pixels
+            return allowed or not limits.pixels_to_prefill(generation.spec)
 
         def admit_next(generation: Generation, *, spare: bool) -> None:
             nonlocal at_once, prefill_pixels
             at_once -= generation.spec.slots
-            prefill_pixels = max(prefill_pixels - generation.spec.prefill_pixels, 0)
+            prefill_pixels = max(prefill_pixels - limits.pixels_to_prefill(generation.spec), 0)
             image = generation.images[generation.next_index]
             generation.next_index += 1
             self.rotate(generation)

@@ -68,7 +68,7 @@ class GenerationSpec:
 
     @cached_property
     def prefix(self) -> int:
-        """Number of known pixels before the first unknown one: the part that prefill processes."""
+        """Number of known pixels before the first unknown one, which may be prefilled."""
         if self.known is None:
             return 0
         return int(self.known.size if self.known.all() else self.known.argmin())
@@ -83,7 +83,7 @@ class GenerationSpec:
 
     @property
     def prefill_pixels(self) -> int:
-        """Number of pixels to prefill per image, counted twice if the image has a twin."""
+        """Number of pixels to prefill per image, if it is prefilled; with a twin, twice as many."""
         return self.prefix * (2 if self.sampling.guided else 1)
 
 

@@ -1,4 +1,4 @@
-"""Pipeline of decoder steps: launched one behind another, synchronized and measured in order."""
+"""Pipeline of decoder steps and prefills: launched in order, synchronized and measured in order."""
 
 from __future__ import annotations
 
@@ -40,8 +40,22 @@ class _Step(NamedTuple):
     launch_seconds: float
 
 
+class _Prefill(NamedTuple):
+    """A prefill, which a device computes between two steps.
+
+    Attributes:
+        pixels: Pixels that it prefills.
+        small_pixels: How many of them belong to small requests.
+        began: Start of the launch.
+    """
+
+    pixels: int
+    small_pixels: int
+    began: float
+
+
 class StepPipeline:
-    """Steps in flight, and the timing of each. Used by the engine thread only."""
+    """Steps and prefills in flight, and the timing of each. Used by the engine thread only."""
 
     def __init__(
         self, decoder: Decoder, queue: Queue, observer: Observer | None, clock: Clock
@@ -49,13 +63,13 @@ class StepPipeline:
         self.time_share = TimeShare(decoder.supports_prefill)
         self._decoder, self._queue = decoder, queue
         self._observer, self._clock = observer, clock
-        self._in_flight: deque[_Step] = deque()  # the oldest first
+        self._in_flight: deque[_Step | _Prefill] = deque()  # the oldest first
         self._synchronized_at = 0.0  # when the last step was synchronized
 
     @property
     def in_flight(self) -> int:
         """Number of steps in flight."""
-        return len(self._in_flight)
+        return sum(isinstance(one, _Step) for one in self._in_flight)
 
     def begin(self, slots: Sequence[int], inputs: InputBatch, small: Sequence[bool]) -> None:
         """Begin images in ``slots``, and charge the prefill to their groups.
@@ -67,13 +81,15 @@ class StepPipeline:
         """
         began = self._clock()
         self._decoder.begin(slots, inputs)
-        if not self._decoder.supports_prefill:
+        prefilled = self._decoder.prefill_lengths(inputs)
+        prefilled = prefilled * np.where(inputs.twin == NO_SLOT, 1, 2)
+        if not (pixels := int(prefilled.sum())):
             return
-        seconds = self._clock() - began
-        prefilled = inputs.prefix_lengths * np.where(inputs.twin == NO_SLOT, 1, 2)
-        if pixels := int(prefilled.sum()):
-            small_pixels = int(prefilled[np.array(small)].sum())
-            self.time_share.charge_prefill(pixels, small_pixels, seconds)
+        prefill = _Prefill(pixels, int(prefilled[np.array(small)].sum()), began)
+        if self._decoder.max_in_flight > 1:
+            self._in_flight.append(prefill)
+        else:
+            self._charge_prefill(prefill, self._clock() - began)
 
     def launch(self, calls: Sequence[tuple[NDArray[np.int32], int]], *, small: bool) -> None:
         """Launch a step.
@@ -98,22 +114,41 @@ class StepPipeline:
         self._in_flight.append(step)
 
     def synchronize(self, remaining: int) -> None:
-        """Wait until only the last ``remaining`` steps are in flight, and measure the others."""
-        while len(self._in_flight) > remaining:
+        """Wait until only the last ``remaining`` steps are in flight, and measure the others.
+
+        A prefill is waited for if a step is queued behind it, so that the device does not idle.
+        """
+        while self._in_flight:
+            steps, oldest = self.in_flight, self._in_flight[0]
+            if steps <= remaining and (not steps or isinstance(oldest, _Step)):
+                break
             began = self._clock()
-            step = self._in_flight.popleft()
-            self._decoder.synchronize(sum(later.calls for later in self._in_flight))
-            self._measure(step, self._clock() - began)
+            self._in_flight.popleft()
+            later = (one.calls if isinstance(one, _Step) else 1 for one in self._in_flight)
+            self._decoder.synchronize(sum(later))
+            waited = self._clock() - began
+            if isinstance(oldest, _Step):
+                self._measure(oldest, waited)
+            else:
+                self._charge_prefill(oldest, self._elapsed(oldest))
 
     def discard(self) -> None:
         """Forget the steps in flight, because their results are not needed any more."""
         self._in_flight.clear()
 
+    def _charge_prefill(self, prefill: _Prefill, seconds: float) -> None:
+        self.time_share.charge_prefill(prefill.pixels, prefill.small_pixels, seconds)
+
+    def _elapsed(self, synchronized: _Step | _Prefill) -> float:
+        """Return the time since the launch or, if that is later, the previous synchronization."""
+        now = self._clock()
+        elapsed = now - max(synchronized.began, self._synchronized_at)
+        self._synchronized_at = now
+        return elapsed
+
     def _measure(self, step: _Step, waited: float) -> None:
         """Record the timing of a step for which the host waited ``waited`` seconds."""
-        now = self._clock()
-        elapsed = now - max(step.began, self._synchronized_at)
-        self._synchronized_at = now
+        elapsed = self._elapsed(step)
         # On a GPU the host works while a step runs, so the step lasts as long as both together.
         on_device = self._decoder.max_in_flight > 1
         seconds = elapsed if on_device else step.launch_seconds + waited

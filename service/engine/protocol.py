@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
+
 from scanline.model.config import ModelConfig
 from scanline.service.engine.generation import FinishReason, Generation
 from scanline.service.engine.queue import Queue
@@ -45,6 +47,11 @@ class EngineProtocol(Protocol):
     @property
     def variant(self) -> str:
         """Everything but the model that a seed's bytes depend on."""
+        ...
+
+    @property
+    def likelihood_device(self) -> torch.device:
+        """Device of this process on which likelihoods of whole images are computed."""
         ...
 
     @property

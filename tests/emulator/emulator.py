@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,10 +58,11 @@ def draw(
     network: LinearTransformer, config: LaunchConfig, inputs: InputBatch, rows: Sequence[int],
     folder: Path,
     calls: Sequence[int], s: DecodeConfig | None = None,
+    state: Mapping[str, torch.Tensor] | None = None,
 ) -> DrawnImages:  # fmt: skip
     """Draw images in ``rows`` slots, with one launch per number of pixels in ``calls``.
 
-    Memory that the kernel must not read is filled with NaN.
+    Memory that the kernel must not read is filled with NaN. ``state`` replaces buffers.
     """
     s, slots = s or decode_config_for(network.config), len(inputs.seed)
     weights, buffers = allocate_weights(s, "cpu"), allocate_buffers(s, slots, "cpu")
@@ -77,6 +78,8 @@ def draw(
         array = np.ascontiguousarray(getattr(inputs, name))
         array = array.view(DEVICE_DTYPES.get(array.dtype, array.dtype))
         buffers[name].copy_(torch.from_numpy(array).reshape(buffers[name].shape))
+    for name, tensor in (state or {}).items():
+        buffers[name].copy_(tensor)
     buffers["slots"][: len(rows)] = torch.tensor(rows, dtype=torch.int32)
     library, memory = build(s, config, folder), kernel_memory(s, weights, buffers)
     clusters, rows_per_cluster = config.partition(len(rows), 2)

@@ -88,7 +88,7 @@ class FakeDecoder(Decoder):
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         self.state[slots] = 0
         for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
-            for _ in range(length if self.supports_prefill else 0):
+            for _ in range(length):
                 self._pixel(slot)
 
     def _copy_state(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
@@ -138,13 +138,16 @@ class LateDecoder(FakeDecoder):
 
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         self.device.begin(slots, self.inputs.select(slots))
-        begun = set(slots.tolist())
+        begun, prefilled = set(slots.tolist()), slots[lengths > 0].tolist()
         self.launched = [
             (listed, [shown for shown in flight if shown.slot not in begun])
             for listed, flight in self.launched
         ]
-        for slot in begun:
+        for slot in begun.difference(prefilled):
             self._show(SlotContents.of(self.device, slot))
+        if prefilled:
+            contents = [SlotContents.of(self.device, slot) for slot in prefilled]
+            self.launched.append((prefilled, contents))
 
     def step(self, slots: Slots, n: int) -> None:
         self.launch(slots, n)
@@ -167,6 +170,17 @@ class LateDecoder(FakeDecoder):
         slot = shown.slot
         self.canvas[slot], self.bits[slot] = shown.canvas, shown.bits
         self.positions[slot] = shown.position
+
+
+class LatePrefillDecoder(LateDecoder):
+    """Late decoder that prefills from three known pixels on; a prefill is in flight like a step."""
+
+    supports_prefill = True
+    min_prefill = 3
+
+    def __init__(self, config: ModelConfig, max_slots: int) -> None:
+        super().__init__(config, max_slots)
+        self.device.supports_prefill, self.device.min_prefill = True, self.min_prefill
 
 
 class SlotContents(NamedTuple):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +18,8 @@ from scanline.kernels.ops.attention import linear_attention, uses_triton
 from scanline.model.bench import cuda_attention
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
-from tests.conftest import assert_close, random_canvas, tiny_config
+from scanline.model.pixel_bits import likelihood_network, next_value, pixel_bits
+from tests.conftest import assert_close, random_canvas, random_network, tiny_config
 from tests.triton.targets import Target, inputs, leaves
 
 SEPARATE, PACKED = "triton_linear_attention", "triton_packed_attention"
@@ -90,6 +93,28 @@ def test_network_trains_and_prefills_with_triton(
     for state, expected_state in zip(states, expected_states, strict=True):
         for name, tensor in state.items():
             assert_close(tensor.double(), expected_state[name], torch.float32)
+
+
+def test_likelihoods_run_the_causal_kernel(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole images in one pass, and of the next value after a prefill."""
+    config: ModelConfig = tiny_config(d_model=48, n_heads=3, classes=("cat", "dog"))
+    double = random_network(config)
+    canvas, values = random_canvas(config, 3), list(range(9))
+    expected = double.bits(canvas, torch.tensor([1, 0, -1])).detach()
+    expected_next = next_value(double, values, 1)
+    network = copy.deepcopy(double).float().to(target.device)
+    calls = record_calls(monkeypatch, target)
+    bits = pixel_bits(network, canvas.numpy(), np.array([1, 0, -1]))
+    assert calls == [PACKED] * config.n_layers
+    assert_close(torch.from_numpy(bits), expected, torch.float32)
+    calls.clear()
+    probabilities = next_value(network, values, 1)
+    assert calls == [SEPARATE] * config.n_layers
+    assert_close(torch.from_numpy(probabilities), torch.from_numpy(expected_next), torch.float32)
+    assert likelihood_network(network, torch.device("cpu")) is network
+    if target.device == "cuda":
+        moved = likelihood_network(double.float(), torch.device("cuda"))
+        assert next(moved.parameters()).is_cuda
 
 
 @pytest.mark.filterwarnings("default")  # of the compiler

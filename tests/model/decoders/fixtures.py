@@ -90,10 +90,9 @@ def masked(config: ModelConfig, count: int, seed: int = 0) -> InputBatch:
 def begin_after_known_prefix(decoder: Decoder, slots: Sequence[int], inputs: InputBatch) -> None:
     """Begin images and step each to its first unknown pixel if the backend has no prefill."""
     decoder.begin(slots, inputs)
-    if not decoder.supports_prefill:
-        lengths = inputs.prefix_lengths
-        for length in np.unique(lengths):
-            decoder.step(np.asarray(slots, np.int32)[lengths == length], int(length))
+    lengths = inputs.prefix_lengths - decoder.prefill_lengths(inputs)
+    for length in np.unique(lengths):
+        decoder.step(np.asarray(slots, np.int32)[lengths == length], int(length))
 
 
 def draw(

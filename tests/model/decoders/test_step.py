@@ -115,8 +115,7 @@ def test_small_steps_equal_one_large_step(
         n = sizes[done % len(sizes)]
         decoder.step([0, 1, 2], n)
         done += n
-        prefilled = inputs.prefix_lengths * decoder.supports_prefill
-        reached = np.minimum(prefilled + done, config.pixels)
+        reached = np.minimum(decoder.prefill_lengths(inputs) + done, config.pixels)
         assert np.array_equal(decoder.positions, reached)
     assert np.array_equal(decoder.canvas, whole)
     assert np.array_equal(decoder.bits, whole_bits)

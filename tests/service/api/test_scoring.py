@@ -20,6 +20,7 @@ from tests.conftest import assert_close, random_canvas, random_network
 from tests.service.fixtures import (
     COLOUR,
     GREY,
+    FakeDecoder,
     build,
     check_error,
     encode,
@@ -89,6 +90,30 @@ def test_given_first_value_has_probability_1() -> None:
         GREY, input="previous", order="subpixel", start="given", first_value=7, classes=()
     )
     assert next_value(random_network(config).float(), [], -1)[7] == 1
+
+
+def test_likelihoods_are_computed_on_the_decoders_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network on the device is prepared once, before the first request."""
+    decoder, on_device = FakeDecoder(GREY, 1), random_network(GREY, seed=5).float()
+    decoder.likelihood_device = torch.device("meta")
+    devices: list[torch.device] = []
+
+    def prepare(model: LinearTransformer, device: torch.device) -> LinearTransformer:
+        devices.append(device)
+        return on_device
+
+    monkeypatch.setattr("scanline.service.state.likelihood_network", prepare)
+    _, app = build(decoders={"grey": decoder})
+    picture = random_picture(GREY, 1)
+    canvas = np.asarray(picture).reshape(1, GREY.pixels, 1)
+    with talking_to(app) as client:
+        assert devices == [decoder.likelihood_device]
+        bits = score(client, encode(picture)).json()["data"][0]["bits"]
+        assert bits == pytest.approx(float(pixel_bits(on_device, canvas, -1).sum()), rel=1e-4)
+        reply = client.post("/v1/distribution", json={"values": [3]}).json()
+        expected = next_value(on_device, [3], -1).tolist()
+        assert reply["probabilities"] == pytest.approx(expected, rel=1e-4)
+    assert len(devices) == 1
 
 
 @pytest.mark.parametrize(("model", "config"), [("grey", GREY), ("colour", COLOUR)])

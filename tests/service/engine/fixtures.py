@@ -17,9 +17,9 @@ from scanline.model.decoders.base import Decoder
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
 from scanline.service.engine.queue import QueueLimits
-from tests.service.fixtures import FakeDecoder, LateDecoder, fake_image, until
+from tests.service.fixtures import FakeDecoder, LateDecoder, LatePrefillDecoder, fake_image, until
 
-BOTH = pytest.mark.parametrize("decoders", [FakeDecoder, LateDecoder])
+EVERY_FAKE = pytest.mark.parametrize("decoders", [FakeDecoder, LateDecoder, LatePrefillDecoder])
 
 
 class Gate:

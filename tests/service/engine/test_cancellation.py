@@ -9,7 +9,7 @@ from scanline.service.engine.generation import FinishReason, Generation, Generat
 from scanline.service.engine.queue import Queue, QueueLimits
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import (
-    BOTH,
+    EVERY_FAKE,
     Gate,
     RecordingObserver,
     assert_all_slots_free,
@@ -25,7 +25,7 @@ def reasons(generation: Generation) -> list[FinishReason | None]:
     return [image.finish_reason for image in generation.images]
 
 
-@BOTH
+@EVERY_FAKE
 def test_cancelling_waiting_and_running_generations_does_not_affect_others(
     decoders: type[FakeDecoder],
 ) -> None:

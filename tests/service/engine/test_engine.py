@@ -17,7 +17,7 @@ from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import FinishReason, GenerationSpec, Status
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import (
-    BOTH,
+    EVERY_FAKE,
     RecordingObserver,
     assert_right,
     completion,
@@ -63,7 +63,7 @@ def test_a_generation_is_drawn(config: ModelConfig) -> None:
     assert observer.pixels == 7 * config.pixels
 
 
-@BOTH
+@EVERY_FAKE
 def test_a_seed_gives_the_same_bytes_among_fifty_other_generations(
     decoders: type[FakeDecoder],
 ) -> None:

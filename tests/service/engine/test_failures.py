@@ -28,7 +28,7 @@ from scanline.service.engine.generation import (
 from scanline.service.engine.progress import ProgressTracker
 from scanline.service.engine.queue import ClosedError, QueueFullError, QueueLimits
 from tests.service.engine.fixtures import (
-    BOTH,
+    EVERY_FAKE,
     Gate,
     RecordingObserver,
     assert_all_slots_free,
@@ -42,7 +42,7 @@ from tests.service.engine.fixtures import (
 from tests.service.fixtures import GREY, FakeDecoder, until
 
 
-@BOTH
+@EVERY_FAKE
 def test_a_failing_step_ends_only_the_running_generations(
     decoders: type[FakeDecoder], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_failing_load_ends_only_the_loaded_images(
 
 
 @pytest.mark.slow
-@BOTH
+@EVERY_FAKE
 def test_all_slots_are_free_after_thousands_of_random_events(
     decoders: type[FakeDecoder],
 ) -> None:
@@ -158,7 +158,7 @@ def test_all_slots_are_free_after_thousands_of_random_events(
         assert_all_slots_free(engine, decoder)
 
 
-@BOTH
+@EVERY_FAKE
 def test_a_lost_device_ends_the_engine(decoders: type[FakeDecoder]) -> None:
     """Every step would fail from then on, so the process must be restarted."""
     decoder = decoders(GREY, 2)

@@ -22,11 +22,11 @@ from scanline.service.engine.generation import (
     Image,
 )
 from scanline.service.http.disconnect import WaitingClient
-from tests.service.engine.fixtures import BOTH, Gate, assert_right, drawn, finished, running
+from tests.service.engine.fixtures import EVERY_FAKE, Gate, assert_right, drawn, finished, running
 from tests.service.fixtures import DEADLINE, GREY, FakeDecoder, fake_image, until
 
 
-@BOTH
+@EVERY_FAKE
 def test_readers_never_see_pixels_of_the_next_image_in_a_slot(
     decoders: type[FakeDecoder],
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from scanline.model.decoders.base import SYNCHRONOUS_SLOTS, InputBatch
 from scanline.model.particles import ParticleFilter
 from scanline.model.sampling import SamplingParams
+from scanline.service.engine.fair_queue import AdmissionLimits
 from scanline.service.engine.generation import FinishReason, GenerationSpec, Status
 from scanline.service.engine.pipeline import StepPipeline
 from scanline.service.engine.queue import Queue, QueueLimits
@@ -33,7 +34,7 @@ from tests.service.engine.fixtures import (
     opened,
     running,
 )
-from tests.service.fixtures import GREY, FakeDecoder, LateDecoder
+from tests.service.fixtures import GREY, FakeDecoder, LateDecoder, LatePrefillDecoder
 
 MANY = SYNCHRONOUS_SLOTS + 6
 
@@ -81,7 +82,7 @@ def test_images_start_and_finish_between_steps_in_flight() -> None:
 
 
 def test_known_pixels_are_stepped_over_together_with_other_images() -> None:
-    """On a device a step of few images costs as much as one of many, so there is no prefill."""
+    """A device prefills from a certain number of known pixels on only."""
     decoder = LateDecoder(GREY, MANY)
     gate = Gate(decoder)
     with running(decoder, clock=Clock()) as engine:
@@ -313,3 +314,70 @@ def test_a_step_of_two_launches_stays_in_flight_as_a_whole() -> None:
     assert decoder.positions.tolist() == [1, 0]
     pipeline.synchronize(0)
     assert decoder.positions.tolist() == [2, 1]
+
+
+def known_inputs(lengths: list[int]) -> InputBatch:
+    inputs = InputBatch.empty(GREY, len(lengths))
+    inputs.known[:] = np.arange(GREY.pixels) < np.array(lengths)[:, None]
+    return inputs
+
+
+def test_images_with_and_without_prefill_start_between_steps_in_flight() -> None:
+    decoder = LatePrefillDecoder(GREY, MANY)
+    lengths = [0, 1, decoder.min_prefill, GREY.pixels - 1, GREY.pixels]
+    with opened(decoder) as engine:
+        generations = [
+            engine.queue.submit(completion(GREY, seed, np.arange(GREY.pixels) < length, n=MANY))
+            for seed, length in enumerate(lengths)
+        ]
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                assert_right(generation)
+
+
+def test_a_prefill_is_waited_for_once_a_step_is_queued_behind_it() -> None:
+    """Until then the device computes it while the host goes on."""
+    clock, decoder = Clock(), LatePrefillDecoder(GREY, 4)
+    pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), None, clock)
+    first, all_slots = np.array([0], np.int32), np.arange(3, dtype=np.int32)
+    pipeline.begin([0], known_inputs([0]), [False])
+    pipeline.launch([(first, 1)], small=False)
+    pipeline.begin([1, 2], known_inputs([5, 2]), [False, False])
+    assert pipeline.in_flight == 1
+    pipeline.synchronize(1)
+    assert decoder.positions[:3].tolist() == [0, 0, 0]
+    pipeline.launch([(all_slots, 1)], small=False)
+    pipeline.synchronize(1)
+    assert decoder.positions[:3].tolist() == [1, 5, 0]
+    assert pipeline.in_flight == 1
+    pipeline.synchronize(0)
+    assert decoder.positions[:3].tolist() == [2, 6, 1]
+
+
+def test_the_rate_of_prefills_is_measured_on_the_device() -> None:
+    """Without the steps before and after it."""
+    clock, decoder = Clock(), LatePrefillDecoder(GREY, 4)
+    pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), None, clock)
+    assert pipeline.time_share.prefill_budget == 0
+    pipeline.begin([0], known_inputs([0]), [False])
+    pipeline.launch([(np.array([0], np.int32), 1)], small=False)
+    pipeline.begin([1, 2, 3], known_inputs([6, 4, 2]), [True, False, False])
+    pipeline.launch([(np.array([0], np.int32), 1)], small=False)
+    durations = iter([0.5, 0.001, 0.7])  # on the device: a step, the prefill, a step
+
+    def pass_time(slots: list[int]) -> None:
+        clock.now += next(durations)
+
+    decoder.before_step = pass_time
+    pipeline.synchronize(0)
+    assert pipeline.time_share.prefill_budget == pytest.approx(10 / 0.001 * MAX_STEP_SECONDS)
+
+
+def test_only_prefilled_pixels_count_at_admission() -> None:
+    spec = completion(GREY, 0, np.arange(GREY.pixels) < 5)
+    limits = AdmissionLimits(free=9, min_prefill=6)
+    assert limits.pixels_to_prefill(spec) == 0
+    assert replace(limits, min_prefill=5).pixels_to_prefill(spec) == 5
+    guided = replace(spec, sampling=SamplingParams(label=1, guidance=2.0))
+    assert AdmissionLimits(free=9).pixels_to_prefill(guided) == 10

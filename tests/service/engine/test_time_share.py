@@ -24,7 +24,7 @@ from scanline.service.engine.time_share import (
 from tests.conftest import random_network
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import (
-    BOTH,
+    EVERY_FAKE,
     Gate,
     assert_right,
     completion,
@@ -38,7 +38,7 @@ from tests.service.fixtures import GREY, FakeDecoder, LateDecoder, until
 LARGE = dataclasses.replace(GREY, height=16, width=16)
 
 
-@BOTH
+@EVERY_FAKE
 def test_a_small_request_starts_at_once_beside_a_large_one(
     decoders: type[FakeDecoder],
 ) -> None:
@@ -238,7 +238,7 @@ Trouble = Literal["cancel small", "cancel large", "failing step", "closing"]
 
 
 @pytest.mark.parametrize("trouble", ["cancel small", "cancel large", "failing step", "closing"])
-@BOTH
+@EVERY_FAKE
 def test_all_slots_are_freed_whatever_happens_while_images_wait_in_their_slots(
     trouble: Trouble, decoders: type[FakeDecoder]
 ) -> None:

@@ -10,7 +10,13 @@ from scanline.service.api.replies import Usage
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
 from scanline.service.engine.queue import RATE_TIME_CONSTANT
 from tests.fake_clock import Clock
-from tests.service.engine.fixtures import BOTH, RecordingObserver, assert_right, completion, opened
+from tests.service.engine.fixtures import (
+    EVERY_FAKE,
+    RecordingObserver,
+    assert_right,
+    completion,
+    opened,
+)
 from tests.service.fixtures import GREY, FakeDecoder
 
 
@@ -48,7 +54,7 @@ def test_waiting_time_first_pixel_and_total_time_are_measured() -> None:
     assert observer.steps == [(0.5, 1)] * 60
 
 
-@BOTH
+@EVERY_FAKE
 def test_the_first_drawn_pixel_is_reported_once(
     decoders: type[FakeDecoder],
 ) -> None:
