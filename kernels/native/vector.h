@@ -40,7 +40,7 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 #else
 // Without FMA instructions, compute a · b + c in float64 and round it to odd. Rounding that to float32
 // gives the correctly rounded result (Boldo and Melquiond, 2008).
-inline Vec fma(Vec a, Vec b, Vec c) {
+inline Vec fma_round_to_odd(Vec a, Vec b, Vec c) {
     typedef double Doubles __attribute__((vector_size(4 * sizeof(double))));
     typedef int64_t Bits __attribute__((vector_size(4 * sizeof(double))));
     const Doubles product =  // exact
@@ -54,6 +54,30 @@ inline Vec fma(Vec a, Vec b, Vec c) {
     const Bits step = ~(~(positive ^ (Bits)(sum > 0.0)) << 1);
     return __builtin_convertvector((Doubles)((Bits)sum + (step & even & inexact)), Vec);
 }
+#if defined(__SSE2__)
+// Rounding the float64 sum to nearest is faster. It errs only if that sum is halfway between two floats,
+// so if the last 29 of its bits are 1 and zeros, or if the result may be a denormal number, which has
+// fewer bits.
+inline Vec fma(Vec a, Vec b, Vec c) {
+    typedef int32_t Integers __attribute__((vector_size(sizeof(Vec))));
+    const auto add_product = [](__m128 x, __m128 y, __m128 z) ALWAYS_INLINE {
+        return _mm_add_pd(_mm_mul_pd(_mm_cvtps_pd(x), _mm_cvtps_pd(y)), _mm_cvtps_pd(z));
+    };
+    const auto upper = [](Vec v) ALWAYS_INLINE { return _mm_movehl_ps((__m128)v, (__m128)v); };
+    const __m128d sums[] = {add_product((__m128)a, (__m128)b, (__m128)c),
+                            add_product(upper(a), upper(b), upper(c))};
+    const __m128 first = _mm_castpd_ps(sums[0]), second = _mm_castpd_ps(sums[1]);
+    const auto low = (Integers)_mm_shuffle_ps(first, second, _MM_SHUFFLE(2, 0, 2, 0));
+    const auto high = (Integers)_mm_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1)) & 0x7fffffff;
+    constexpr int SMALLEST_NORMAL = 0x38100000;  // of float32, 2^-126: the upper half of its float64
+    const auto halfway = (low & 0x1fffffff) == 0x10000000;
+    const auto tiny = (high > 0) & (high < SMALLEST_NORMAL);
+    if (_mm_movemask_ps((__m128)(halfway | tiny))) [[unlikely]] return fma_round_to_odd(a, b, c);
+    return (Vec)_mm_movelh_ps(_mm_cvtpd_ps(sums[0]), _mm_cvtpd_ps(sums[1]));
+}
+#else
+inline Vec fma(Vec a, Vec b, Vec c) { return fma_round_to_odd(a, b, c); }
+#endif
 #endif
 inline Vec broadcast(float x) { return Vec{x, x, x, x}; }
 #endif

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from scanline.kernels.native.abi import PRECISIONS, Precision
+from scanline.kernels.native.build import FLAGS, find_compiler
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.native import ARITHMETIC, NativeDecoder
 from tests.kernels.native.fixtures import EMULATED, TINY, use_emulation
@@ -115,6 +117,16 @@ def test_golden_pictures_of_other_builds_of_emulated_isas(
     for name in TINY_NAMES:
         for precision in GOLDEN_PRECISIONS:
             assert check_golden(name, precision, EMULATED[emulated]) == emulated
+
+
+def test_fma_without_hardware_is_exact(tmp_path: Path) -> None:
+    """In the portable build, on x86. Elsewhere ``fma`` is an instruction."""
+    program, source = tmp_path / "fma", Path(__file__).with_name("fma.cpp")
+    flags = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
+    subprocess.run([*find_compiler(), *flags, str(source), "-o", str(program)], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert not done.stdout
+    assert done.returncode == 0
 
 
 def denormals_are_kept() -> bool:
