@@ -1,11 +1,11 @@
-"""Base class of the experiments: measure the rows of a table one by one, and format them."""
+"""Base class of the experiments: units of measured rows, and their presentation."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 import torch
 
@@ -14,41 +14,49 @@ from scanline.model.paper.report import Report, Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Mode = Literal["quick", "default", "full"]
+MODES: tuple[Mode, ...] = ("quick", "default", "full")
 Rows = Iterator[tuple[str, Callable[[], Row]]]
 Settings = TypeVar("Settings")
 
 
-class Verdict(NamedTuple):
-    """A claim of the paper, the result measured here, and whether the claim holds."""
-
-    claim: str
-    found: str
-    holds: bool
-
-
 class Experiment(ABC, Generic[Settings]):
-    """A figure or table of the paper.
+    """A figure or table of the paper, measured in units: one kind of attention each.
 
-    The ``full`` settings are the paper's; the ``quick`` ones take minutes. Settings are a dataclass
-    that can be written as JSON. Presentation methods receive the rows and settings read from a
-    report's JSON.
+    The presentation methods receive the rows of all units that were measured in one mode, by their
+    keys, which name the kind and are therefore different in different units.
+
+    Args:
+        presets: settings of each mode, as a dataclass that can be written as JSON. ``quick`` takes
+            about a minute per unit, ``default`` up to an hour on one core, and ``full`` has the
+            paper's settings.
     """
 
     name: str
     title: str
     inches: ClassVar[tuple[float, float]] = (10, 4.2)  # size of the plot
-    full: Settings
-    quick: Settings
 
-    def settings(self, quick: bool, data_dir: Path | None) -> Settings:
+    def __init__(self, presets: Mapping[Mode, Settings]) -> None:
+        self.presets = presets
+
+    def settings(self, mode: Mode, data_dir: Path | None) -> Settings:
         """Return the settings of a run with this ``data_dir``."""
-        return self.quick if quick else self.full
+        return self.presets[mode]
+
+    @abstractmethod
+    def units(self, settings: Settings, device: torch.device) -> list[str]:
+        """List the names of the units, which are names of files."""
 
     @abstractmethod
     def rows(
-        self, settings: Settings, report: Report, data_dir: Path | None, device: torch.device
+        self,
+        unit: str,
+        settings: Settings,
+        report: Report,
+        data_dir: Path | None,
+        device: torch.device,
     ) -> Rows:
-        """Yield the key of each row and a function that measures it.
+        """Yield the key of each row of a unit, and a function that measures it.
 
         The rows measured so far are in ``report``.
         """
@@ -60,10 +68,6 @@ class Experiment(ABC, Generic[Settings]):
     @abstractmethod
     def table(self, rows: dict[str, Row]) -> str:
         """Return the rows as Markdown tables, with the paper's results beside ours."""
-
-    @abstractmethod
-    def verdicts(self, rows: dict[str, Row]) -> Iterable[Verdict]:
-        """Yield the claims that the rows decide."""
 
     @abstractmethod
     def plot(self, figure: Figure, rows: dict[str, Row]) -> None:

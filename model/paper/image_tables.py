@@ -1,13 +1,10 @@
-"""Tables 1 and 2: bits/dim and sampling speed of each kind of attention.
+"""Tables 1 and 2: bits/dim of each kind of attention over training time and images seen.
 
-The paper's networks are timed. The trained networks are the paper's (full settings) or smaller ones
-(quick settings); each is trained for the same time, whose number of steps follows from the measured
-time of a step.
+Their images/s are those of the supplement's experiment (``latency.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,27 +15,20 @@ import torch
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.data.dataset import Dataset, load_dataset
 from scanline.model.evaluation.likelihood import evaluate
-from scanline.model.paper.claims import IMAGES
-from scanline.model.paper.experiment import Experiment, Rows, Verdict
-from scanline.model.paper.markdown import markdown_table, network, number
-from scanline.model.paper.report import Report, Row, timed, trained
-from scanline.model.paper.sampling_speed import (
-    RECOMPUTED,
-    label,
-    sampling_methods,
-    time_sampling,
-    timing_note,
-)
+from scanline.model.network import LinearTransformer
+from scanline.model.paper.budget import Budget, History, Marks, train
+from scanline.model.paper.experiment import Experiment, Mode, Rows
+from scanline.model.paper.markdown import duration, markdown_table, network, number
+from scanline.model.paper.published import IMAGES
+from scanline.model.paper.report import Report, Row
 from scanline.model.training.config import TrainingConfig
-from scanline.model.training.host_tuning import frozen_gc
-from scanline.model.training.stop_signal import StopSignal
 from scanline.model.training.train_state import TrainState
-from scanline.model.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TRAINED = ("softmax", "lsh-1", "lsh-4", "linear")
+KINDS = ("linear", "softmax", "lsh-1", "lsh-4")  # the paper's
+FEATURE_MAPS = ("inhomogeneous", "fourier")  # linear attention with other feature maps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,245 +37,273 @@ class ImageTableSettings:
 
     Args:
         data: data set.
-        n_layers: layers of the trained networks.
-        n_heads: heads of the trained networks.
-        d_model: width of the trained networks.
-        crop: side of the image center that the trained networks see.
-        training_seconds: training time of each network.
-        test_images: number of images to measure bits/dim on.
-        batch: batch size of the training.
-        positions: number of positions at which a sampling step is timed.
-        stateful_batches: batch sizes to time for methods that keep a state.
-        recomputed_batches: batch sizes to time for methods that recompute the network.
+        n_layers: layers of the networks.
+        n_heads: heads of the networks.
+        d_model: width of the networks.
+        optimizer: ``muon`` for Muon and AdamW and a moving average of the weights, ``radam`` for
+            the paper's RAdam.
+        learning_rate: of RAdam.
+        batch: images per step.
+        softmax_batch: images per step of softmax attention.
+        lsh_chunk: positions per chunk of LSH attention.
+        seconds: training time of each kind; None for no limit.
+        epochs: passes over the training images; None for no limit.
+        test_images: number of test images that bits/dim are measured on at the end.
+        mark_images: number of test images that they are measured on before.
+        marks: when bits/dim are measured.
+        kinds: kinds of attention, and of feature maps.
     """
 
     data: str
     n_layers: int
     n_heads: int
     d_model: int
-    crop: int
-    training_seconds: float
-    test_images: int
+    optimizer: str = "muon"
+    learning_rate: float = 1e-4
     batch: int
-    positions: int
-    stateful_batches: tuple[int, ...]
-    recomputed_batches: tuple[int, ...]
+    softmax_batch: int
+    lsh_chunk: int
+    seconds: float | None
+    epochs: int | None = None
+    test_images: int
+    mark_images: int
+    marks: Marks
+    kinds: tuple[str, ...] = (*KINDS, "lsh-8", *FEATURE_MAPS)
 
-    @property
-    def timed_network(self) -> ModelConfig:
-        """The paper's network, whose sampling is timed."""
-        return PRESETS[f"{self.data}-paper"]
-
-    @property
-    def trained_network(self) -> ModelConfig:
-        """The network that is trained."""
-        return replace(
-            self.timed_network, height=self.crop, width=self.crop, n_layers=self.n_layers,
-            n_heads=self.n_heads, d_model=self.d_model, d_ff=4 * self.d_model,
+    def network(self, kind: str) -> ModelConfig:
+        """Return the network of a kind of attention."""
+        changed: Row = {"attention": kind}
+        if kind in FEATURE_MAPS:
+            changed = {"attention": "linear", "feature_map": kind}
+        elif kind.startswith("lsh-"):
+            changed["lsh_chunk"] = self.lsh_chunk
+        preset = replace(
+            PRESETS[f"{self.data}-paper"], n_layers=self.n_layers, n_heads=self.n_heads,
+            d_model=self.d_model, d_ff=4 * self.d_model,
         )  # fmt: skip
+        return ModelConfig.from_dict(preset.to_dict() | changed)
 
 
-def crop_center(data: Dataset, side: int, count: int | None = None) -> Dataset:
-    """Crop the center ``side`` × ``side`` of the first ``count`` images, or of all."""
-    top, left = ((size - side) // 2 for size in data.images.shape[1:3])
-    images = data.images[:count, top : top + side, left : left + side].copy()
-    return replace(data, images=images, labels=None, classes=())
+class ImageTraining:
+    """Training of one network, on the same images in the same order for every kind."""
+
+    def __init__(
+        self, table: ImageTableSettings, kind: str, data: Dataset, device: torch.device
+    ) -> None:
+        self.batch = table.softmax_batch if kind == "softmax" else table.batch
+        plain = table.optimizer == "radam"
+        warmup = 0 if plain else 100
+        # The rates stay constant, so that every point of a curve compares finished trainings.
+        config = TrainingConfig(steps=2**62, batch=self.batch, warmup=warmup, decay=0.0)
+        self.state = TrainState(table.network(kind), config, device)
+        if plain:
+            rate = table.learning_rate
+            group = {"params": list(self.state.model.parameters()), "rate": rate}
+            self.state.optimizers = [torch.optim.RAdam([group], lr=rate)]
+        self.plain = plain
+        self.images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
+
+    @property
+    def network(self) -> LinearTransformer:
+        """The network to evaluate: the moving average with Muon, as trained with RAdam."""
+        return self.state.model if self.plain else self.state.ema
+
+    def take_step(self) -> float:
+        """Train on the next batch and return its bits/dim."""
+        return self.state.take_step(self.images, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of ``TrainState``."""
+        return self.state.state_dict()
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restore a ``state_dict``."""
+        self.state.load_state_dict(saved)
+
+
+def unlabelled(data: Dataset, count: int | None = None) -> Dataset:
+    """Return the first ``count`` images, or all, without their labels."""
+    return replace(data, images=data.images[:count].copy(), labels=None, classes=())
 
 
 def train_one(
-    table: ImageTableSettings, kind: str, folder: Path, data_dir: Path | None, device: torch.device,
+    table: ImageTableSettings,
+    kind: str,
     report: Report,
-) -> Row:  # fmt: skip
-    """Train one kind of attention for the table's time, and return its row.
+    data_dir: Path | None,
+    device: torch.device,
+) -> Row:
+    """Train one kind of attention and return its row.
 
-    An interrupted run in ``folder`` is resumed.
+    The row has the curves of ``budget.History``, whose evaluations have the ``images_seen``,
+    ``bits_per_dim`` and ``standard_error`` on the test images.
     """
-    config = ModelConfig.from_dict(table.trained_network.to_dict() | {"attention": kind})
-    data = crop_center(load_dataset(table.data, "train", data_dir), table.crop)
-    test = crop_center(load_dataset(table.data, "test", data_dir), table.crop, table.test_images)
-    pace = report.row(
-        f"pace {kind}", lambda: {"seconds": _step_seconds(config, table, data, device)}
+    data = unlabelled(load_dataset(table.data, "train", data_dir))
+    test = load_dataset(table.data, "test", data_dir)
+    run = ImageTraining(table, kind, data, device)
+
+    def measure(last: bool) -> Row:
+        images = unlabelled(test, table.test_images if last else table.mark_images)
+        result = asdict(evaluate(run.network, images, device=device))
+        return {"images_seen": run.state.step * run.batch} | result
+
+    def row(history: History) -> Row:
+        facts = {"kind": kind, "batch": run.batch, "bf16": run.state.bf16}
+        return facts | history.row()
+
+    history = train(
+        run,
+        Budget(seconds=table.seconds, steps=table.epochs and table.epochs * len(data) // run.batch),
+        report.folder,
+        settings=report.facts["settings"],
+        evaluate=measure,
+        marks=table.marks,
+        point_steps=max(1, table.marks.step // 4),
+        device=device,
+        publish=lambda history: report.publish(f"train {kind}", row(history)),
     )
-    steps = max(1, round(table.training_seconds / pace["seconds"]))
-    trainer = Trainer(config, _training_config(table, steps), folder, device)
-    if (folder / "training.pt").exists():
-        trainer.resume()
-    with StopSignal().handling_signals() as stop:
-        trainer.train(data, None, stop, quiet=False)
-    if stop.requested:
-        raise KeyboardInterrupt
-    result = evaluate(trainer.train_state.ema.eval(), test, batch=8, device=device)
-    return {"kind": kind, "steps": steps, "images_seen": steps * table.batch} | asdict(result)
+    return row(history)
 
 
-def _training_config(table: ImageTableSettings, steps: int) -> TrainingConfig:
-    return TrainingConfig(steps=steps, batch=table.batch, warmup=min(100, steps // 5))
+class _ImageTable(Experiment[ImageTableSettings]):
+    def __init__(self, name: str, title: str, presets: dict[Mode, ImageTableSettings]) -> None:
+        super().__init__(presets)
+        self.name, self.title = name, title
 
-
-def _step_seconds(
-    config: ModelConfig, table: ImageTableSettings, data: Dataset, device: torch.device
-) -> float:
-    """Time the training step of the run on a temporary network."""
-    images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
-    # The number of steps changes the learning rate but not the time of a step.
-    train_state = TrainState(config, _training_config(table, 1000), device)
-    with frozen_gc():
-        train_state.take_step(images, None)  # warm-up
-        return timed(lambda: train_state.take_step(images, None), device, repeats=3)
-
-
-class _ImageExperiment(Experiment[ImageTableSettings]):
-    def __init__(
-        self, name: str, title: str, full: ImageTableSettings, quick: ImageTableSettings
-    ) -> None:
-        self.name, self.title, self.full, self.quick = name, title, full, quick
+    def units(self, settings: ImageTableSettings, device: torch.device) -> list[str]:
+        return list(settings.kinds)
 
     def rows(
         self,
+        unit: str,
         settings: ImageTableSettings,
         report: Report,
         data_dir: Path | None,
         device: torch.device,
     ) -> Rows:
-        """Yield ``train KIND``, then ``draw METHOD BATCH``.
-
-        Raises:
-            ValueError: a kind's folder holds a run of another report, whose step time is unknown.
-        """
-        folders = {kind: report.folder / kind for kind in TRAINED}
-        for kind, folder in folders.items():
-            if f"pace {kind}" not in report.rows and (folder / "training.pt").exists():
-                raise ValueError(
-                    f"{folder} holds a training run that is not in {report.path}: choose another "
-                    "folder with --out, or delete that folder"
-                )
-        for kind, folder in folders.items():
-            train = partial(train_one, settings, kind, folder, data_dir, device, report)
-            yield f"train {kind}", train
-        for method in sampling_methods(device):
-            recomputed, stateful = settings.recomputed_batches, settings.stateful_batches
-            for batch in recomputed if method in RECOMPUTED else stateful:
-                config, positions = settings.timed_network, settings.positions
-                yield (
-                    f"draw {method} {batch}",
-                    partial(time_sampling, method, config, batch, positions, device),
-                )
+        yield f"train {unit}", partial(train_one, settings, unit, report, data_dir, device)
 
     def caption(self, s: Row) -> str:
+        length = duration(s["seconds"]) if s["seconds"] else f"{s['epochs']} epochs"
+        optimizer = (
+            f"RAdam at a constant rate of {s['learning_rate']:g}, as in the paper"
+            if s["optimizer"] == "radam"
+            else "Muon and AdamW at constant rates, evaluated with a moving average of the weights "
+            "(the paper uses RAdam)"
+        )
+        batch = f"batch size {s['batch']}"
+        if s["softmax_batch"] != s["batch"]:
+            batch += f" (softmax {s['softmax_batch']})"
         return (
-            f"Each kind of attention was trained for {s['training_seconds']:g} seconds "
-            f"({network(s)}, images cropped to {s['crop']} × {s['crop']}, batch size {s['batch']})."
-            f" Bits/dim are given with their standard error on {s['test_images']:,} test images. "
-            "Images/s are measured with the paper's network and random weights, at the best of a "
-            f"few batch sizes. {timing_note(s)} The output of `lsh` at a position depends on the "
-            "buckets of later positions, so its bits/dim are not exactly a likelihood."
+            f"Each kind is trained for {length} on whole images ({network(s)}, {batch}, LSH "
+            f"chunks of {s['lsh_chunk']}; {optimizer}). Bits/dim are on the first "
+            f"{s['mark_images']:,} test images, and at the end on {s['test_images']:,}, with their "
+            "standard error. The curves show the "
+            "loss of the training batches, of which no image repeats within an epoch; the dots are "
+            "test images. The output of `lsh` at a position depends on the buckets of later "
+            "positions, so its bits/dim are not exactly a likelihood."
         )
 
     def table(self, rows: dict[str, Row]) -> str:
-        ours = {row["kind"]: row for row in trained(rows)}
-        best, claims = best_sampling(rows), IMAGES[self.name]
-        softmax = claims["softmax"].images_per_second
+        images, seconds = (common_mark(rows, mark) for mark in ("images_seen", "second_mark"))
+        published = IMAGES[self.name]
+        head = ["attention", "bits/dim, paper"]
+        if seconds:
+            head += [f"ours, after {seconds:,.0f} seconds", "images seen"]
+        if images:
+            head += [f"ours, after {images:,.0f} images", "seconds"]
         lines = []
-        for method, drawn in best.items():
-            claim, learned = claims.get(method), ours.get(method.removeprefix("stateful-"))
-            lines.append([
-                label(drawn),
-                number(claim.bits_per_dim) if claim else "–",
-                f"{learned['bits_per_dim']:.3f} ± {learned['standard_error']:.3f}"
-                if learned else "–",
-                f"{learned['images_seen']:,}" if learned else "–",
-                _speed(claim.images_per_second, softmax) if claim else "–",
-                _speed(drawn["images_per_second"], best["softmax"]["images_per_second"]),
-                str(drawn["batch"]),
-            ])  # fmt: skip
-        head = [
-            "attention", "bits/dim, paper", "ours", "images seen", "images/s, paper", "ours",
-            "batch size",
-        ]  # fmt: skip
-        return markdown_table(head, lines)
-
-    def verdicts(self, rows: dict[str, Row]) -> Iterable[Verdict]:
-        data, claims = {"mnist": "MNIST", "cifar10": "CIFAR-10"}[self.full.data], IMAGES[self.name]
-        best = {method: row["images_per_second"] for method, row in best_sampling(rows).items()}
-        order = ("linear", "stateful-softmax", "softmax", "lsh-1", "lsh-4")
-        if all(method in best for method in order):
-            found = " : ".join(number(best[method] / best["softmax"]) for method in order)
-            theirs = " : ".join(
-                number(claims[method].images_per_second / claims["softmax"].images_per_second)
-                for method in order
-            )
-            yield Verdict(
-                f"{data}: linear samples fastest, then stateful-softmax, then the others "
-                f"(images/s relative to softmax for {', '.join(order)}: {theirs})", found,
-                best["linear"] > best["stateful-softmax"] > max(best[name] for name in order[2:]),
-            )  # fmt: skip
-        bits = {row["kind"]: row["bits_per_dim"] for row in trained(rows)}
-        found = ", ".join(f"{kind} {value:.3f}" for kind, value in bits.items())
-        if {"linear", "softmax", "lsh-1", "lsh-4"} <= bits.keys() and self.full.data == "mnist":
-            yield Verdict(
-                f"{data}: the bits/dim of linear are close to softmax and below lsh", found,
-                bits["linear"] < min(bits["lsh-1"], bits["lsh-4"])
-                and bits["linear"] < 1.05 * bits["softmax"],
-            )  # fmt: skip
-        elif {"linear", "softmax"} <= bits.keys():
-            yield Verdict(
-                f"{data}: linear reaches lower bits/dim than softmax in the same time", found,
-                bits["linear"] < bits["softmax"],
-            )  # fmt: skip
+        for row in rows.values():
+            kind = row["kind"]
+            line = [kind, number(published[kind].bits_per_dim) if kind in published else "–"]
+            if seconds:
+                point = _evaluation(row, "second_mark", seconds)
+                line += [_bits(point), f"{point['images_seen']:,}"]
+            if images:
+                point = _evaluation(row, "images_seen", images)
+                line += [_bits(point), f"{point['seconds']:,.0f}"]
+            last = row["evaluations"][-1]
+            line.append("–" if row.get("unfinished") else _bits(last))
+            lines.append([*line, f"{last['seconds']:,.0f}"])
+        return markdown_table([*head, "ours, at the end", "seconds so far"], lines)
 
     def plot(self, figure: Figure, rows: dict[str, Row]) -> None:
-        left, right = figure.subplots(1, 2)
-        best = best_sampling(rows).values()
-        left.barh([label(row) for row in best], [row["images_per_second"] for row in best])
-        left.set_xscale("log")
-        left.set_xlabel("images/s")
-        ours = trained(rows)
-        right.barh(
-            [row["kind"] for row in ours], [row["bits_per_dim"] for row in ours],
-            xerr=[row["standard_error"] for row in ours],
-        )  # fmt: skip
-        right.set_xlabel("bits/dim (lower is better)")
+        left, right = figure.subplots(1, 2, sharey=True)
+        for index, row in enumerate(rows.values()):
+            steps, seconds, losses = zip(*row["losses"], strict=True) if row["losses"] else 3 * [()]
+            images = [step * row["batch"] for step in steps]
+            points = row["evaluations"]
+            for axes, x, name in ((left, seconds, "seconds"), (right, images, "images_seen")):
+                color = f"C{index}"
+                axes.plot(x, losses, color=color, alpha=0.5, linewidth=1)
+                axes.plot(
+                    [one[name] for one in points], [one["bits_per_dim"] for one in points], "o",
+                    color=color, markersize=4, label=row["kind"],
+                )  # fmt: skip
+        left.set_xlabel("training time, s")
+        right.set_xlabel("images seen")
+        left.set_ylabel("bits/dim")
         for axes in (left, right):
-            axes.grid(alpha=0.3, axis="x")
+            axes.set_xscale("log")
+            axes.grid(alpha=0.3)
+        if lowest := [
+            point["bits_per_dim"] for row in rows.values() for point in row["evaluations"]
+        ]:
+            left.set_ylim(0.97 * min(lowest), 1.03 * max(lowest))
+        right.legend(fontsize=8)
 
 
-def best_sampling(rows: dict[str, Row]) -> dict[str, Row]:
-    """Return each method's row with the highest images/s."""
-    best: dict[str, Row] = {}
-    for key, row in rows.items():
-        if key.startswith("draw "):
-            before = best.get(row["method"])
-            if before is None or row["images_per_second"] > before["images_per_second"]:
-                best[row["method"]] = row
-    return best
+def _bits(evaluation: Row) -> str:
+    return f"{evaluation['bits_per_dim']:.3f} ± {evaluation['standard_error']:.3f}"
 
 
-def _speed(speed: float, softmax: float) -> str:
-    return f"{number(speed)} ({number(speed / softmax)} ×)"
+def common_mark(rows: dict[str, Row], mark: str) -> float | None:
+    """Return the largest value of a mark at which every kind was evaluated."""
+    values = [{one[mark] for one in row["evaluations"] if mark in one} for row in rows.values()]
+    return max(set.intersection(*values), default=None) if values else None
 
 
-_PAPER: dict[str, Any] = {"n_heads": 8, "d_model": 256, "batch": 10, "test_images": 10_000}
-_SMALL: dict[str, Any] = {"n_layers": 2, "n_heads": 4, "d_model": 64, "batch": 8}
+def _evaluation(row: Row, mark: str, value: float) -> Row:
+    """Return the evaluation with this value of a mark."""
+    found: Row = next(one for one in row["evaluations"] if one.get(mark) == value)
+    return found
 
-TABLE1 = _ImageExperiment(
+
+_PAPER: dict[str, Any] = {
+    "n_heads": 8, "d_model": 256, "optimizer": "radam", "test_images": 10_000, "kinds": KINDS,
+    "mark_images": 1000, "marks": Marks(step=1000, second=3600),
+}  # fmt: skip
+_SMALL: dict[str, Any] = {"n_layers": 4, "n_heads": 4, "d_model": 128, "lsh_chunk": 32}
+_QUICK: dict[str, Any] = {
+    "n_layers": 2, "n_heads": 2, "d_model": 64, "lsh_chunk": 32, "test_images": 20,
+    "mark_images": 10, "marks": Marks(step=20, second=5),
+}  # fmt: skip
+
+TABLE1 = _ImageTable(
     "table1", "Table 1: MNIST",
-    full=ImageTableSettings(
-        data="mnist", n_layers=8, crop=28, training_seconds=86400, positions=29,
-        stateful_batches=(1, 16, 64, 256), recomputed_batches=(1, 16), **_PAPER,
-    ),
-    quick=ImageTableSettings(
-        data="mnist", crop=28, training_seconds=60, positions=3, test_images=100,
-        stateful_batches=(1, 64), recomputed_batches=(1,), **_SMALL,
-    ),
+    {
+        "quick": ImageTableSettings(data="mnist", batch=4, softmax_batch=4, seconds=45, **_QUICK),
+        "default": ImageTableSettings(
+            data="mnist", batch=8, softmax_batch=8, seconds=1800, test_images=1000,
+            mark_images=250, marks=Marks(step=125, second=75), **_SMALL,
+        ),
+        "full": ImageTableSettings(
+            data="mnist", n_layers=8, batch=10, softmax_batch=10, lsh_chunk=29, seconds=None,
+            epochs=250, **_PAPER,
+        ),
+    },
 )  # fmt: skip
-TABLE2 = _ImageExperiment(
+TABLE2 = _ImageTable(
     "table2", "Table 2: CIFAR-10",
-    full=ImageTableSettings(
-        data="cifar10", n_layers=16, crop=32, training_seconds=7 * 86400, positions=33,
-        stateful_batches=(1, 16, 64), recomputed_batches=(1, 4), **_PAPER | {"batch": 4},
-    ),
-    quick=ImageTableSettings(
-        data="cifar10", crop=16, training_seconds=180, positions=3, test_images=100,
-        stateful_batches=(1, 16), recomputed_batches=(1,), **_SMALL,
-    ),
+    {
+        "quick": ImageTableSettings(data="cifar10", batch=1, softmax_batch=1, seconds=45, **_QUICK),
+        "default": ImageTableSettings(
+            data="cifar10", batch=4, softmax_batch=4, seconds=1800, test_images=200,
+            mark_images=50, marks=Marks(step=125, second=75), **_SMALL,
+        ),
+        "full": ImageTableSettings(
+            data="cifar10", n_layers=16, batch=4, softmax_batch=1, lsh_chunk=37,
+            seconds=7 * 86400, **_PAPER,
+        ),
+    },
 )  # fmt: skip

@@ -1,41 +1,50 @@
-"""Supplement: latency of one image on CPU and GPU, and images/s by batch size."""
+"""Images/s by batch size, and the latency of one image: tables 1, 2, 4 and 5 of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
 
-from scanline.model.config import PRESETS
-from scanline.model.paper.claims import LATENCY
-from scanline.model.paper.experiment import Experiment, Rows, Verdict
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.decoders.memory import SHARE, free_memory
+from scanline.model.paper.experiment import Experiment, Rows
 from scanline.model.paper.markdown import markdown_table, number
+from scanline.model.paper.published import IMAGES, LATENCY
 from scanline.model.paper.report import Report, Row
 from scanline.model.paper.sampling_speed import (
-    RECOMPUTED,
-    label,
+    NATIVE,
+    STATEFUL,
+    random_network,
     sampling_methods,
     time_sampling,
-    timing_note,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DATA = ("mnist", "cifar10")
+DATA = {"mnist": "table1", "cifar10": "table2"}  # the paper's table of images/s of each
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatencySettings:
-    """Settings: number of timed positions, and batch sizes of the MNIST network."""
+    """Settings.
 
-    positions: int
-    stateful_batches: tuple[int, ...]
-    recomputed_batches: tuple[int, ...]
+    Args:
+        positions: number of positions at which a step is timed.
+        batches: batch sizes; a method stops at the first that takes too long or does not fit.
+        max_step_seconds: longest time of a step.
+        data: data sets whose networks are timed.
+    """
+
+    positions: int = 5
+    batches: tuple[int, ...] = (1, 16, 64, 256, 1024, 4096, 10_000)
+    max_step_seconds: float = 2.0
+    data: tuple[str, ...] = ("mnist", "cifar10")
 
 
 def devices() -> list[torch.device]:
@@ -44,101 +53,181 @@ def devices() -> list[torch.device]:
     return [torch.device(name) for name in names]
 
 
+def state_bytes(method: str, config: ModelConfig) -> int:
+    """Return the bytes of one image's state after its last step; 0 if it is computed again."""
+    kind = STATEFUL.get(method, "linear" if method.startswith("linear") else None)
+    if kind is None:
+        return 0
+    network = random_network(kind, config, torch.device("cpu"))
+    states = network.initial_state(1)
+    return sum(tensor.nbytes for state in states for tensor in state.values())
+
+
+def measure(
+    method: str,
+    data: str,
+    batch: int,
+    settings: LatencySettings,
+    before: Row | None,
+    device: torch.device,
+) -> Row:
+    """Time a batch size and return its row.
+
+    The row has three timings, or the reason in ``stopped`` if this batch size would exceed the time
+    limit or the memory, judged by ``before``, the row of the next smaller one.
+    """
+    config = PRESETS[f"{data}-paper"]
+    facts: Row = {"method": method, "data": data, "device": device.type, "batch": batch}
+    if before:
+        if "stopped" in before:
+            return facts | {"stopped": before["stopped"]}
+        step = median(before["seconds"]) / config.steps * batch / before["batch"]
+        if step > settings.max_step_seconds:
+            return facts | {"stopped": f"{settings.max_step_seconds:g} s per step"}
+    cuda = device.type == "cuda"
+    memory = torch.cuda.mem_get_info(device)[0] if cuda else free_memory()
+    if batch * state_bytes(method, config) > SHARE * memory:
+        return facts | {"stopped": "memory"}
+    return facts | time_sampling(method, config, batch, settings.positions, device)
+
+
 class _Supplement(Experiment[LatencySettings]):
     name = "supplement"
-    title = "Supplement: latency and throughput"
-    inches = (7, 4.2)
-    full = LatencySettings(
-        positions=17, stateful_batches=(1, 4, 16, 64, 256), recomputed_batches=(1, 4, 16)
-    )
-    quick = LatencySettings(positions=3, stateful_batches=(1, 4, 16, 64), recomputed_batches=(1, 4))
+    title = "Tables 1, 2, 4 and 5: drawing speed"
+
+    def units(self, settings: LatencySettings, device: torch.device) -> list[str]:
+        return [
+            f"{target.type}-{data}-{method}"
+            for target in devices()
+            for data in settings.data
+            for method in sampling_methods(target)
+        ]
 
     def rows(
-        self, settings: LatencySettings, report: Report, data_dir: Path | None, device: torch.device
+        self,
+        unit: str,
+        settings: LatencySettings,
+        report: Report,
+        data_dir: Path | None,
+        device: torch.device,
     ) -> Rows:
-        for target in devices():
-            for data in DATA:
-                for method in sampling_methods(target):
-                    stateful, anew = settings.stateful_batches, settings.recomputed_batches
-                    batches = anew if method in RECOMPUTED else stateful
-                    positions = settings.positions
-                    for batch in batches if data == "mnist" else batches[:1]:
-                        config = PRESETS[f"{data}-paper"]
-                        yield (
-                            f"{target.type} {data} {method} {batch}",
-                            partial(time_sampling, method, config, batch, positions, target),
-                        )
+        name, data, method = unit.split("-", 2)
+        key = f"{name} {data} {method}"
+
+        def make(index: int) -> Row:
+            batches = settings.batches
+            before = report.rows.get(f"{key} {batches[index - 1]}") if index else None
+            return measure(method, data, batches[index], settings, before, torch.device(name))
+
+        for index, batch in enumerate(settings.batches):
+            yield f"{key} {batch}", partial(make, index)
 
     def caption(self, s: Row) -> str:
         return (
-            f"Measured with the paper's networks. {timing_note(s)} The speed relative to `softmax` "
-            "on the same device is in brackets."
+            "Measured with the paper's networks and random weights. `softmax` and `lsh` compute "
+            "the whole network again in every step, the others keep a state. A step is timed three "
+            f"times at {s['positions']} positions of an image and integrated over all; the table "
+            "has medians, and the largest spread as a share of the median. A method stops at the "
+            f"batch size at which a step takes more than {s['max_step_seconds']:g} seconds, or "
+            f"that does not fit into memory. `{NATIVE}` is this project's decoder; the other "
+            "rows compare plain PyTorch with plain PyTorch."
         )
 
     def table(self, rows: dict[str, Row]) -> str:
-        lines = []
-        for device, data in dict.fromkeys((key.split()[0], key.split()[1]) for key in rows):
-            mine = _single(rows, device, data)
-            for method, row in mine.items():
-                claim = LATENCY[data].get(method)
-                softmax = LATENCY[data]["softmax"]
-                column = int(device != "cpu")
-                theirs = _latency(claim[column], softmax[column]) if claim else "–"
-                ours = _latency(row["seconds"], mine["softmax"]["seconds"])
-                lines.append([f"{data}, {device}: {label(row)}", theirs, ours])
-        one = markdown_table(["seconds per image", "paper", "ours"], lines)
-        swept = _swept(rows)
-        batches = sorted({row["batch"] for points in swept.values() for row in points})
-        more = []
-        for line, points in swept.items():
-            speeds = {row["batch"]: row["images_per_second"] for row in points}
-            more.append([line, *(number(speeds.get(batch)) for batch in batches)])
-        head = ["MNIST, images/s by batch size", *map(str, batches)]
-        return f"{one}\n\n{markdown_table(head, more)}"
-
-    def verdicts(self, rows: dict[str, Row]) -> Iterable[Verdict]:
-        for device in ("cpu", "cuda"):
-            for data in DATA:
-                single = _single(rows, device, data)
-                seconds = {method: row["seconds"] for method, row in single.items()}
-                others = ("softmax", "stateful-softmax", "lsh-1", "lsh-4")
-                if "linear" in seconds and all(method in seconds for method in others):
-                    nearest = min(others, key=lambda method: seconds[method])
-                    yield Verdict(
-                        f"linear attention has the lowest latency for one {data} image ({device})",
-                        f"{number(seconds['linear'])} s; {nearest} {number(seconds[nearest])} s",
-                        seconds["linear"] < seconds[nearest],
-                    )
+        parts = []
+        for device, data in dict.fromkeys((row["device"], row["data"]) for row in rows.values()):
+            mine = by_method(rows, device, data)
+            parts += [_speeds(mine, device, data), _batches(mine, device, data)]
+        return "\n\n".join(parts)
 
     def plot(self, figure: Figure, rows: dict[str, Row]) -> None:
-        axes = figure.subplots()
-        for line, points in _swept(rows).items():
-            x, y = [row["batch"] for row in points], [row["images_per_second"] for row in points]
-            axes.loglog(x, y, marker="o", markersize=3, label=line, base=2)
-        axes.set_xlabel("batch size (MNIST)")
-        axes.set_ylabel("images/s")
-        axes.set_yscale("log", base=10)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        pairs = [*dict.fromkeys((row["device"], row["data"]) for row in rows.values())]
+        for axes, (device, data) in zip(
+            figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True
+        ):
+            for method, points in by_method(rows, device, data).items():
+                x = [row["batch"] for row in points]
+                axes.loglog(
+                    x, [speed(row) for row in points], marker="o", markersize=3, label=method,
+                    base=2,
+                )  # fmt: skip
+            axes.set_yscale("log", base=10)
+            axes.set_xlabel(f"batch size ({data}, {device})")
+            axes.set_ylabel("images/s")
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize=7)
 
 
-def _single(rows: dict[str, Row], device: str, data: str) -> dict[str, Row]:
-    """Return a device's rows with batch size 1, by method."""
-    mine = (row for key, row in rows.items() if key.startswith(f"{device} {data} "))
-    return {row["method"]: row for row in mine if row["batch"] == 1}
+def by_method(rows: dict[str, Row], device: str, data: str) -> dict[str, list[Row]]:
+    """Return the measured rows of a device and data set by method."""
+    found: dict[str, list[Row]] = {}
+    for row in rows.values():
+        if (row["device"], row["data"]) == (device, data) and "stopped" not in row:
+            found.setdefault(row["method"], []).append(row)
+    return found
 
 
-def _swept(rows: dict[str, Row]) -> dict[str, list[Row]]:
-    """Return the MNIST rows of all batch sizes, by device and method."""
-    lines: dict[str, list[Row]] = {}
-    for key, row in rows.items():
-        if " mnist " in key:
-            lines.setdefault(f"{row['device']}: {label(row)}", []).append(row)
-    return lines
+def speed(row: Row) -> float:
+    """Return a row's images/s."""
+    found: float = row["batch"] / median(row["seconds"])
+    return found
 
 
-def _latency(seconds: float, softmax: float) -> str:
-    return f"{number(seconds)} ({number(softmax / seconds)} ×)"
+def fastest(points: list[Row]) -> Row:
+    """Return a method's row with the highest images/s."""
+    return max(points, key=speed)
 
 
-SUPPLEMENT = _Supplement()
+def _speeds(mine: dict[str, list[Row]], device: str, data: str) -> str:
+    """Compare the best images/s and the latency with the paper's, relative to softmax."""
+    throughput, latency = IMAGES[DATA[data]], LATENCY[data]
+    column = int(device != "cpu")
+    softmax = mine.get("softmax")
+    lines = []
+    for method, points in mine.items():
+        published, best = throughput.get(method), fastest(points)
+        one = median(points[0]["seconds"]) if points[0]["batch"] == 1 else None
+        by_softmax = median(softmax[0]["seconds"]) if softmax else None
+        seconds = [(max(row["seconds"]) / min(row["seconds"]) - 1) for row in points]
+        paper_speed = published and published.images_per_second
+        paper_seconds = latency[method][column] if method in latency else None
+        lines.append([
+            f"{method} ({best['implementation']})",
+            _times(paper_speed, throughput["softmax"].images_per_second),
+            _times(speed(best), speed(fastest(softmax)) if softmax else None),
+            f"{best['batch']:,}",
+            _times(paper_seconds, latency["softmax"][column], inverse=True),
+            _times(one, by_softmax, inverse=True),
+            f"{100 * max(seconds):.0f} %",
+        ])  # fmt: skip
+    head = [
+        f"{data}, {device}", "images/s, paper's GPU", "ours", "batch size",
+        f"s for one image, paper's {device.upper()}", "ours", "largest spread",
+    ]  # fmt: skip
+    return markdown_table(head, lines)
+
+
+def _batches(mine: dict[str, list[Row]], device: str, data: str) -> str:
+    batches = sorted({row["batch"] for points in mine.values() for row in points})
+    lines = []
+    for method, points in mine.items():
+        speeds = {row["batch"]: speed(row) for row in points}
+        lines.append([method, *(number(speeds.get(batch)) for batch in batches)])
+    head = [f"{data}, {device}: images/s by batch size", *(f"{batch:,}" for batch in batches)]
+    return markdown_table(head, lines)
+
+
+def _times(value: float | None, softmax: float | None, *, inverse: bool = False) -> str:
+    """Format a value, with its ratio to softmax's in brackets: how many times as fast it is."""
+    if value is None or softmax is None:
+        return number(value)
+    return f"{number(value)} ({number(softmax / value if inverse else value / softmax)} ×)"
+
+
+SUPPLEMENT = _Supplement(
+    {
+        "quick": LatencySettings(positions=2, batches=(1, 16), max_step_seconds=0.3),
+        "default": LatencySettings(),
+        "full": LatencySettings(positions=33, max_step_seconds=60.0),
+    }
+)

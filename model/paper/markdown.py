@@ -23,3 +23,11 @@ def number(value: float | None) -> str:
 def network(s: Row) -> str:
     """Describe the size of a network from an experiment's settings."""
     return f"{s['n_layers']} layers × {s['d_model']}, {s['n_heads']} heads"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration in the largest unit that makes it at least 1."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} seconds"

@@ -1,7 +1,8 @@
-"""Report of an experiment: rows in a JSON file, saved one by one so that it can be resumed."""
+"""Reports: the rows of one unit of an experiment, saved one by one so that it can be resumed."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import platform
 import time
@@ -19,35 +20,36 @@ Row = dict[str, Any]
 
 
 class Report:
-    """Rows of one experiment by key, saved in ``FOLDER/NAME.json``.
+    """Rows of one unit, saved in ``FOLDER/UNIT.json``.
 
-    An interrupted experiment continues after its last saved row.
+    An interrupted unit continues after its last saved row. Different units may be measured on
+    different machines, but all rows of one unit are of the same machine.
 
     Args:
-        folder: folder of the reports.
-        name: name of the experiment.
-        settings: its settings, as JSON.
+        folder: folder of the experiment's units.
+        unit: name of the unit.
+        settings: the experiment's settings, as JSON.
 
     Raises:
         ValueError: the saved rows have other settings or are from another machine, so they cannot
             be compared.
     """
 
-    def __init__(self, folder: Path, name: str, settings: Row) -> None:
-        self.path, self.name = folder / f"{name}.json", name
-        self.folder = folder / name  # for training runs and data sets
+    def __init__(self, folder: Path, unit: str, settings: Row) -> None:
+        self.path, self.unit = folder / f"{unit}.json", unit
+        self.folder = folder / unit  # for the state of an unfinished training
         self.facts: Row = {
-            "experiment": name,
+            "unit": unit,
             "settings": json.loads(json.dumps(settings)),
             "hardware": hardware(),
         }
         self.rows: dict[str, Row] = {}
-        self.complete = False
+        self.complete, self.date = False, ""
         if self.path.exists():
             saved = read(self.path)
-            self.complete = saved["complete"]
+            self.complete, self.date = saved["complete"], saved["date"]
             for fact, value in self.facts.items():
-                if saved[fact] != value:
+                if saved[fact] != value and not (self.complete and fact == "hardware"):
                     has_files = self.folder.is_dir() and any(
                         one.name != LOCK_NAME for one in self.folder.iterdir()
                     )
@@ -56,14 +58,24 @@ class Report:
                         f"{self.path} holds rows of other {fact}: choose another folder with "
                         f"--out, or delete it{also}"
                     )
+            self.facts["hardware"] = saved["hardware"]
             self.rows = saved["rows"]
 
     def row(self, key: str, make: Callable[[], Row]) -> Row:
         """Return the row with this key, measuring and saving it if it does not exist yet."""
-        if key not in self.rows:
+        if not self.has(key):
             self.rows[key] = make()
             self._write()
         return self.rows[key]
+
+    def has(self, key: str) -> bool:
+        """Return True if the row with this key exists and is finished."""
+        return key in self.rows and not self.rows[key].get("unfinished")
+
+    def publish(self, key: str, row: Row) -> None:
+        """Save what is known of a row that is still being measured."""
+        self.rows[key] = row | {"unfinished": True}
+        self._write()
 
     def finish(self) -> None:
         """Mark the report as complete."""
@@ -72,8 +84,9 @@ class Report:
             self._write()
 
     def _write(self) -> None:
-        everything = self.facts | {"complete": self.complete, "rows": self.rows}
-        write_atomically(self.path, f"{json.dumps(everything, indent=1)}\n".encode())
+        self.date = datetime.datetime.now(datetime.UTC).date().isoformat()  # of the last row
+        state = {"date": self.date, "complete": self.complete, "rows": self.rows}
+        write_atomically(self.path, f"{json.dumps(self.facts | state, indent=1)}\n".encode())
 
 
 def read(path: Path) -> Row:
@@ -81,7 +94,8 @@ def read(path: Path) -> Row:
     try:
         saved: Row = json.loads(path.read_text())
         parts = {
-            "experiment": str, "settings": dict, "hardware": dict, "rows": dict, "complete": bool,
+            "unit": str, "settings": dict, "hardware": dict, "date": str, "rows": dict,
+            "complete": bool,
         }  # fmt: skip
         if not all(isinstance(saved[part], kind) for part, kind in parts.items()):
             raise ValueError("an entry has another type")
@@ -99,11 +113,6 @@ def by_kind(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def trained(rows: dict[str, Row]) -> list[Row]:
-    """Return the rows of trained networks, in order."""
-    return [row for key, row in rows.items() if key.startswith("train ")]
-
-
 def hardware() -> Row:
     """Describe this machine and the part of it that is used."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -117,8 +126,8 @@ def hardware() -> Row:
 def clock(device: torch.device) -> float:
     """Return a time in seconds, for differences.
 
-    With one CPU thread this is the process's CPU time, which other programs do not affect.
-    Otherwise it is the wall-clock time after synchronizing the device.
+    With one CPU thread this is the process's CPU time, which does not count the time that other
+    programs run. Otherwise it is the wall-clock time after synchronizing the device.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -127,14 +136,19 @@ def clock(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def timed(run: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
-    """Return the shortest time of several calls, in seconds: disturbances only add to it.
+def timings(run: Callable[[], object], device: torch.device, repeats: int = 3) -> list[float]:
+    """Time a call ``repeats`` times, in seconds.
 
-    Short calls are repeated for half a second, at most ten times as often as ``repeats``.
+    Short calls are repeated until a timing takes 0.2 seconds, and the timing is their mean.
     """
-    seconds: list[float] = []
-    while len(seconds) < repeats or (sum(seconds) < 0.5 and len(seconds) < 10 * repeats):
+    began = clock(device)
+    run()
+    first = clock(device) - began
+    count = max(1, round(0.2 / max(first, 1e-6)))
+    seconds = [first] if count == 1 else []  # a long call's first run counts
+    while len(seconds) < repeats:
         began = clock(device)
-        run()
-        seconds.append(clock(device) - began)
-    return min(seconds)
+        for _ in range(count):
+            run()
+        seconds.append((clock(device) - began) / count)
+    return seconds

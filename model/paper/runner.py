@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import torch
 
 from scanline.model.paper.copy_task import FIGURE2
-from scanline.model.paper.experiment import Experiment
+from scanline.model.paper.experiment import Experiment, Mode
 from scanline.model.paper.image_tables import TABLE1, TABLE2
 from scanline.model.paper.latency import SUPPLEMENT
 from scanline.model.paper.report import Report
@@ -24,34 +26,69 @@ EXPERIMENTS: dict[str, Experiment[Any]] = {
 }
 
 
-def run_experiment(
-    experiment: Experiment[Any], folder: Path, *, quick: bool, data_dir: Path | None = None
-) -> Report:
-    """Run an experiment, or its remaining rows, on a CUDA device if there is one.
+def device_here() -> torch.device:
+    """Return the CUDA device if there is one, otherwise the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def run_units(
+    experiment: Experiment[Any],
+    folder: Path,
+    units: Sequence[str],
+    *,
+    mode: Mode,
+    data_dir: Path | None = None,
+    rows: int | None = None,
+) -> list[Report]:
+    """Run units of an experiment, or their remaining rows.
+
+    The report of a unit is ``FOLDER/MODE/NAME/UNIT.json``.
 
     Args:
         experiment: the experiment.
-        folder: folder of its report ``NAME.json``.
-        quick: use the settings that take minutes instead of the paper's.
+        folder: folder of the results.
+        units: names of the units; empty for all.
+        mode: which settings to use.
         data_dir: folder of the data sets; for table 3, a folder of speech.
+        rows: largest number of rows to measure in this call; None for all.
 
     Raises:
-        ValueError: the folder holds rows of other settings, or another process is using it.
+        ValueError: there is no such unit, it holds rows of other settings, or another process is
+            using it.
     """
-    name = experiment.name
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = experiment.settings(quick, data_dir)
-    try:
-        with run_lock(folder / name):  # two processes would overwrite each other's rows
-            report = Report(folder, name, {"quick": quick, **asdict(settings)})
-            rows = list(experiment.rows(settings, report, data_dir, device))
-            with show_progress(len(rows), "row", desc=name) as bar:
-                for key, make in rows:
-                    bar.set_postfix_str(key)
-                    report.row(key, make)
-                    bar.update()
-            report.finish()
-    finally:
-        with contextlib.suppress(OSError):  # not empty if a network was trained
-            (folder / name).rmdir()
-    return report
+    device = device_here()
+    settings = experiment.settings(mode, data_dir)
+    known = experiment.units(settings, device)
+    if unknown := [unit for unit in units if unit not in known]:
+        raise ValueError(
+            f"{experiment.name} has no unit {', '.join(unknown)}: choose {', '.join(known)}"
+        )
+    home = folder / mode / experiment.name
+    reports = []
+    for unit in units or known:
+        scratch = home / unit
+        try:
+            with run_lock(scratch):  # two processes would overwrite each other's rows
+                report = Report(home, unit, asdict(settings))
+                wanted = [] if report.complete else [
+                    *experiment.rows(unit, settings, report, data_dir, device)
+                ]  # fmt: skip
+                left = [(key, make) for key, make in wanted if not report.has(key)]
+                now = left[:rows]
+                with show_progress(len(now), "row", desc=f"{experiment.name} {unit}") as bar:
+                    for key, make in now:
+                        bar.set_postfix_str(key)
+                        report.row(key, make)
+                        bar.update()
+                if wanted and len(now) == len(left):
+                    report.finish()
+                    shutil.rmtree(scratch)  # states of trainings, which are not needed any more
+        finally:
+            with contextlib.suppress(OSError):  # not empty if a training was interrupted
+                scratch.rmdir()
+        reports.append(report)
+        if rows is not None:
+            rows -= len(now)
+            if rows == 0:
+                break
+    return reports

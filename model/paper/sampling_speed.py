@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,12 +22,12 @@ from scanline.model.decoders.base import Decoder
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.network import LinearTransformer
 from scanline.model.paper import peers
-from scanline.model.paper.report import Row, clock
+from scanline.model.paper.report import Row, clock, timings
 
 # Sampling methods by the paper's names, with the attention each uses, and two more methods.
 STATEFUL = {"linear": "linear", "stateful-softmax": "softmax"}
 RECOMPUTED = {"softmax": "softmax", "lsh-1": "lsh-1", "lsh-4": "lsh-4"}
-NATIVE, PEER = "linear, Scanline's C++", f"linear, {peers.NAME}"
+NATIVE, PEER = "linear-native", f"linear-{peers.NAME}"
 
 
 def sampling_methods(device: torch.device) -> list[str]:
@@ -37,28 +38,11 @@ def sampling_methods(device: torch.device) -> list[str]:
     return found
 
 
-def label(row: Row) -> str:
-    """Return a row's method, with the precision of its products if the row states it."""
-    return f"{row['method']} ({row['precision']})" if "precision" in row else str(row["method"])
-
-
-def timing_note(s: Row) -> str:
-    """Describe how rows with these settings were timed."""
-    return (
-        "`softmax` and `lsh` recompute the whole network in every step; the others keep a state. "
-        f"A step is timed at {s['positions']} positions of an image and integrated over all."
-    )
-
-
-def precision_note(rows: dict[str, Row]) -> str:
-    """Describe the precision of the C++ decoder's products, which the other rows lack."""
-    precisions = sorted({row["precision"] for row in rows.values() if "precision" in row})
-    if not precisions:
-        return ""
-    return (
-        f" `{NATIVE}` multiplies in {' or '.join(precisions)} and keeps float32 states; the other "
-        "methods use float32 only."
-    )
+def implementation(method: str, precision: str | None) -> str:
+    """Describe what runs a method."""
+    if method == NATIVE:
+        return f"Scanline's C++, {precision}"
+    return "the authors' code" if method == PEER else "plain PyTorch"
 
 
 class Sampler(ABC):
@@ -165,8 +149,7 @@ def time_sampling(
 ) -> Row:
     """Time sampling a batch of images and return its row.
 
-    The row has ``images_per_second`` and the ``seconds`` of the batch; ``NATIVE`` adds the
-    ``precision`` of its products, which is float32 for all others.
+    The row has three timings ``seconds`` of the batch, and the ``implementation``.
 
     Args:
         method: one of ``sampling_methods``.
@@ -179,49 +162,34 @@ def time_sampling(
         RuntimeError: the method does not compute what its network does.
     """
     check(method, config, device)
-    extra: Row = {}
+    precision: str | None = None
     if method == NATIVE:
         decoder = _open_native(random_network("linear", config, device), batch)
-        seconds, extra = _time_native(decoder), {"precision": decoder.precision}
+        seconds, precision = _time_native(decoder), decoder.precision
     else:
         sampler = make_sampler(method, config, batch, device)
         sampler.step(0)
-        timed_positions = np.unique(np.linspace(0, config.steps - 1, positions).round().astype(int))
-        times = [_time_step(sampler, position, device) for position in timed_positions.tolist()]
-        seconds = float(np.trapezoid(times, timed_positions)) + (times[0] + times[-1]) / 2
+        at = np.unique(np.linspace(0, config.steps - 1, positions).round().astype(int))
+        times = np.array([timings(partial(sampler.step, p), device) for p in at.tolist()])
+        ends = (times[0] + times[-1]) / 2
+        seconds = (np.trapezoid(times, at, axis=0) + ends).tolist()
     return {
-        "method": method, "batch": batch, "seconds": seconds, "images_per_second": batch / seconds,
-        "device": device.type,
-    } | extra  # fmt: skip
-
-
-def _time_step(sampler: Sampler, position: int, device: torch.device, least: float = 0.02) -> float:
-    """Return the seconds of a step: the best of three runs of at least ``least`` seconds."""
-    began = clock(device)
-    sampler.step(position)
-    once = clock(device) - began
-    if once > 10 * least:
-        return once
-    times, count = [], max(1, int(least / max(once, 1e-6)))
-    for _ in range(3):
-        began = clock(device)
-        for _ in range(count):
-            sampler.step(position)
-        times.append((clock(device) - began) / count)
-    return min(times)
+        "method": method, "batch": batch, "seconds": seconds, "device": device.type,
+        "implementation": implementation(method, precision),
+    }  # fmt: skip
 
 
 def _open_native(network: LinearTransformer, slots: int) -> Decoder:
     return create_decoder(network, slots, "native", torch.get_num_threads())
 
 
-def _time_native(decoder: Decoder, pixels: int = 16) -> float:
-    device = torch.device("cpu")
+def _time_native(decoder: Decoder, pixels: int = 16) -> list[float]:
+    """Time some pixels of all images three times, and return the seconds of whole images."""
+    device, times = torch.device("cpu"), []
     slots = bench.start_blank_images(decoder)
     decoder.step(slots, 1)
-    times = []
     for _ in range(3):
         began = clock(device)
         decoder.step(slots, pixels)
-        times.append((clock(device) - began) / pixels)
-    return min(times) * decoder.config.pixels
+        times.append((clock(device) - began) * decoder.config.pixels / pixels)
+    return times

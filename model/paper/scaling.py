@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from scanline.kernels.attention.features import elu_feature_map
 from scanline.kernels.attention.lsh import lsh_attention, random_rotations
+from scanline.kernels.attention.naive import CHUNK
 from scanline.kernels.attention.softmax import naive_softmax_attention, softmax_attention
-from scanline.kernels.ops.attention import linear_attention
+from scanline.kernels.native.training.attention import supports_attention
+from scanline.kernels.ops.attention import linear_attention, uses_triton
 from scanline.model.decoders.memory import SHARE, free_memory
 from scanline.model.layers.lsh import BUCKETS
 from scanline.model.paper import peers
-from scanline.model.paper.experiment import Experiment, Rows, Verdict
+from scanline.model.paper.experiment import Experiment, Rows
 from scanline.model.paper.markdown import markdown_table, number
-from scanline.model.paper.report import Report, Row, by_kind, timed
+from scanline.model.paper.report import Report, Row, by_kind, timings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,39 +42,57 @@ class ScalingSettings:
         longest: last sequence length.
         n_heads: number of heads.
         head_size: features per head.
+        tokens: positions per pass: the batch size falls as the length grows, down to 1.
         max_seconds: longest time of a pass.
-        repeats: number of timed passes, of which the fastest counts.
+        repeats: number of timings.
     """
 
     shortest: int = 2**9
     longest: int = 2**16
     n_heads: int = 8
     head_size: int = 32
+    tokens: int = 2**13
     max_seconds: float = 60.0
-    repeats: int = 5
+    repeats: int = 3
+
+    def batch(self, length: int) -> int:
+        """Return the batch size of a length."""
+        return max(1, self.tokens // length)
 
 
-KINDS = ("linear", "softmax", "softmax, whole matrix", "lsh-1", "lsh-4", "lsh-8")
+# All but the first and third are plain PyTorch: one implementation for all kinds.
+PLAIN = ("linear-pytorch", "softmax-matrix", "lsh-1", "lsh-4", "lsh-8")
+KINDS = ("linear", "linear-pytorch", "softmax", "softmax-matrix", "lsh-1", "lsh-4", "lsh-8")
 
 
 def attention(kind: str, length: int, size: ScalingSettings) -> peers.Attend | None:
     """Return causal attention of a kind as a function of q, k and v, or None if not installed.
 
-    Kinds of the peer are named ``fast-transformers: KIND``.
+    Kinds of the peer are named ``fast-transformers-KIND``.
     """
     if kind.startswith(peers.NAME):
-        return peers.attentions(length).get(kind.removeprefix(f"{peers.NAME}: "))
+        return peers.attentions(length).get(kind.removeprefix(f"{peers.NAME}-"))
     if kind == "linear":
         return lambda q, k, v: linear_attention(q, k, v, feature_map="elu")[0]
+    if kind == "linear-pytorch":  # another chunk size than the kernels' selects PyTorch
+        return lambda q, k, v: linear_attention(
+            elu_feature_map(q), elu_feature_map(k), v, chunk=2 * CHUNK
+        )[0]
     if kind.startswith("lsh-"):
         rotations = random_rotations(int(kind[4:]), size.n_heads, size.head_size, BUCKETS)
         return lambda q, k, v: lsh_attention(q, v, rotations.to(q.device))
-    return naive_softmax_attention if "matrix" in kind else softmax_attention
+    return naive_softmax_attention if kind == "softmax-matrix" else softmax_attention
 
 
-def all_kinds() -> list[str]:
-    """List all kinds that run here, including the peer's if it is installed."""
-    return [*KINDS, *(f"{peers.NAME}: {kind}" for kind in peers.attentions(1))]
+def implementation(kind: str, q: torch.Tensor) -> str:
+    """Return the language of a kind's attention on these queries."""
+    if kind.startswith(peers.NAME):
+        return "the authors' C++" if kind.endswith("linear") else "the authors' PyTorch"
+    if kind == "linear" and uses_triton(q, q):
+        return "Triton"
+    if kind == "linear" and supports_attention(q):
+        return "C++"
+    return "PyTorch's fused kernel" if kind == "softmax" else "plain PyTorch"
 
 
 def lengths(size: ScalingSettings) -> list[int]:
@@ -79,24 +101,25 @@ def lengths(size: ScalingSettings) -> list[int]:
 
 
 def measure(
-    kind: str, length: int, size: ScalingSettings, before: Row | None, device: torch.device
+    kind: str, length: int, size: ScalingSettings, earlier: list[Row], device: torch.device
 ) -> Row:
     """Measure one sequence length and return its row.
 
-    The row has ``seconds`` and ``bytes`` of a pass, or the reason in ``stopped`` if this length
-    would exceed the time limit or the memory, judged by ``before``, the row of half the length.
+    The row has the timings ``seconds`` and the peak ``bytes`` of a pass, both per sample, or the
+    reason in ``stopped`` if this length would exceed the time limit or the memory, judged by the
+    rows of the ``earlier`` lengths, each twice the one before it.
     """
-    if before:
-        if "stopped" in before:
-            return {"kind": kind, "length": length, "stopped": before["stopped"]}
-        if before["seconds"] > size.max_seconds / 2:
-            return {"kind": kind, "length": length, "stopped": f"{size.max_seconds:g} s per pass"}
-        if 4 * before["bytes"] > SHARE * _memory(device):
-            return {"kind": kind, "length": length, "stopped": "memory"}
+    facts: Row = {"kind": kind, "length": length, "batch": size.batch(length)}
+    if earlier and "stopped" in earlier[-1]:
+        return facts | {"stopped": earlier[-1]["stopped"]}
+    if facts["batch"] * _predicted(earlier, "seconds") > size.max_seconds:
+        return facts | {"stopped": f"{size.max_seconds:g} s per pass"}
+    if facts["batch"] * _predicted(earlier, "bytes") > SHARE * _memory(device):
+        return facts | {"stopped": "memory"}
     attend = attention(kind, length, size)
     if attend is None:
         raise ValueError(f"{kind} is not installed here")
-    shape = (1, length, size.n_heads, size.head_size)
+    shape = (facts["batch"], length, size.n_heads, size.head_size)
     leaves = [torch.randn(shape, device=device, requires_grad=True) for _ in range(3)]
 
     def once() -> None:
@@ -104,12 +127,19 @@ def measure(
         torch.autograd.grad(o, leaves, torch.ones_like(o), allow_unused=True)
 
     peak = peak_bytes(once, device)  # also the warm-up pass
-    return {
-        "kind": kind,
-        "length": length,
-        "seconds": timed(once, device, size.repeats),
-        "bytes": peak,
+    return facts | {
+        "implementation": implementation(kind, leaves[0]),
+        "seconds": [one / facts["batch"] for one in timings(once, device, size.repeats)],
+        "bytes": peak / facts["batch"],
     }
+
+
+def _predicted(earlier: list[Row], what: str) -> float:
+    """Predict time or memory per sample at twice the last length, from its latest growth."""
+    values = [_middle(row[what]) for row in earlier[-2:]]
+    if not values:
+        return 0.0
+    return values[-1] * (values[-1] / values[0] if len(values) == 2 else 2.0)
 
 
 def _memory(device: torch.device) -> int:
@@ -143,7 +173,8 @@ def slope(rows: list[Row], what: str) -> float | None:
 
     Shorter lengths are dominated by the fixed cost of a call. Returns None for fewer than three.
     """
-    points = [(math.log(r["length"]), math.log(r[what])) for r in rows if "stopped" not in r][-4:]
+    measured = [row for row in rows if "stopped" not in row][-4:]
+    points = [(math.log(row["length"]), math.log(_middle(row[what]))) for row in measured]
     if len(points) < 3:
         return None
     x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
@@ -151,30 +182,53 @@ def slope(rows: list[Row], what: str) -> float | None:
     return power
 
 
+def _middle(value: float | list[float]) -> float:
+    """Return the median of several timings, or a single value."""
+    return median(value) if isinstance(value, list) else value
+
+
+def _spread(rows: list[Row]) -> str:
+    """Format the largest spread of a length's timings, as a share of their median."""
+    spreads = [
+        (max(row["seconds"]) - min(row["seconds"])) / median(row["seconds"])
+        for row in rows
+        if "stopped" not in row
+    ]
+    return f"{100 * max(spreads):.0f} %" if spreads else "–"
+
+
 class _Figure1(Experiment[ScalingSettings]):
     name = "figure1"
     title = "Figure 1: time and memory by sequence length"
-    full = ScalingSettings()
-    quick = ScalingSettings(longest=2**13, max_seconds=3.0, repeats=2)
+    inches = (10, 8)
+
+    def units(self, settings: ScalingSettings, device: torch.device) -> list[str]:
+        return [*KINDS, *(f"{peers.NAME}-{kind}" for kind in peers.attentions(1))]
 
     def rows(
-        self, settings: ScalingSettings, report: Report, data_dir: Path | None, device: torch.device
+        self,
+        unit: str,
+        settings: ScalingSettings,
+        report: Report,
+        data_dir: Path | None,
+        device: torch.device,
     ) -> Rows:
-        def make(kind: str, length: int) -> Row:
-            before = report.rows.get(f"{kind} {length // 2}")
-            return measure(kind, length, settings, before, device)
+        def make(length: int) -> Row:
+            earlier = [report.rows.get(f"{unit} {n}") for n in lengths(settings) if n < length]
+            return measure(unit, length, settings, [row for row in earlier if row], device)
 
-        for kind in all_kinds():
-            for length in lengths(settings):
-                yield f"{kind} {length}", partial(make, kind, length)
+        for length in lengths(settings):
+            yield f"{unit} {length}", partial(make, length)
 
     def caption(self, s: Row) -> str:
         return (
             f"One forward and backward pass of causal attention, {s['n_heads']} heads of "
-            f"{s['head_size']} features, batch size 1. `softmax` is PyTorch's own kernel, which "
-            "stores no T × T matrix; `softmax, whole matrix` stores it, as in the paper. The slope "
-            "is the exponent of the length, fitted to the four longest. Memory is the peak of "
-            "PyTorch's allocator."
+            f"{s['head_size']} features, per sample; the batch size is {s['tokens']:,} divided by "
+            "the length, at least 1. `softmax` is PyTorch's own kernel, which stores no T × T "
+            "matrix; `softmax-matrix` stores it, as in the paper. The upper panels compare plain "
+            "PyTorch with plain PyTorch; the lower ones compare the fastest implementation of each "
+            f"kind. Times are medians of {s['repeats']} timings. The slope is the exponent of the "
+            "length, fitted to the four longest. Memory is the peak of PyTorch's allocator."
         )
 
     def table(self, rows: dict[str, Row]) -> str:
@@ -183,12 +237,16 @@ class _Figure1(Experiment[ScalingSettings]):
         def part(what: str, scale: float, unit: str) -> str:
             lines = []
             for kind, points in by_kind(rows.values()).items():
+                at = {row["length"]: row for row in points if "stopped" not in row}
                 cells = [
-                    "–" if "stopped" in row else number(scale * row[what])
-                    for row in sorted(points, key=lambda row: row["length"])
+                    number(scale * _middle(at[length][what])) if length in at else "–"
+                    for length in every
                 ]
-                lines.append([kind, *cells, number(slope(points, what))])
-            return markdown_table([unit, *map(str, every), "slope"], lines)
+                how = next((row["implementation"] for row in at.values()), "–")
+                spread = [_spread(points)] if what == "seconds" else []
+                lines.append([f"{kind} ({how})", *cells, *spread, number(slope(points, what))])
+            spread = ["largest spread"] if what == "seconds" else []
+            return markdown_table([unit, *map(str, every), *spread, "slope"], lines)
 
         ends = sorted({row["stopped"] for row in rows.values() if "stopped" in row})
         why = (
@@ -197,41 +255,39 @@ class _Figure1(Experiment[ScalingSettings]):
         seconds = part("seconds", 1e3, "ms per pass by length")
         return f"{seconds}\n\n{part('bytes', 1e-6, 'peak MB by length')}{why}"
 
-    def verdicts(self, rows: dict[str, Row]) -> Iterable[Verdict]:
-        kinds = by_kind(rows.values())
-        for kind, what, least, most in (
-            ("linear", "seconds", 0.0, 1.05),
-            ("linear", "bytes", 0.0, 1.05),
-            *((kind, "seconds", 0.0, 1.2) for kind in kinds if kind.startswith("lsh-")),
-            ("softmax", "seconds", 1.8, 9.0),
-            ("softmax, whole matrix", "bytes", 1.8, 9.0),
-        ):
-            power = slope(kinds.get(kind, []), what)
-            if power is not None:
-                grows = "time" if what == "seconds" else "memory"
-                bound = f"slope ≥ {least:g}" if least else f"slope ≤ {most:g}"
-                shape = "quadratically" if least else "linearly"
-                yield Verdict(
-                    f"{grows} of {kind} attention grows {shape} ({bound})", f"{power:.3f}",
-                    least <= power <= most,
-                )  # fmt: skip
-
     def plot(self, figure: Figure, rows: dict[str, Row]) -> None:
-        left, right = figure.subplots(1, 2)
-        _curves(left, rows, "seconds", 1, "seconds per pass")
-        _curves(right, rows, "bytes", 1e-6, "peak MB")
-        left.legend(fontsize=7)
+        panels = figure.subplots(2, 2)
+        plain = {key: row for key, row in rows.items() if row["kind"] in PLAIN}
+        others = {
+            key: row
+            for key, row in rows.items()
+            if row["kind"] not in ("linear-pytorch", "softmax-matrix")
+        }
+        for (left, right), shown, title in zip(
+            panels, (plain, others), ("plain PyTorch", "fastest implementation"), strict=True
+        ):
+            _curves(left, shown, "seconds", 1, f"seconds per sample, {title}")
+            _curves(right, shown, "bytes", 1e-6, f"peak MB per sample, {title}")
+            if shown:
+                left.legend(fontsize=7)
 
 
 def _curves(axes: Axes, rows: dict[str, Row], what: str, scale: float, label: str) -> None:
     for kind, points in by_kind(rows.values()).items():
         measured = [row for row in points if "stopped" not in row]
-        style = "--" if ":" in kind else "-"
-        x, y = [r["length"] for r in measured], [scale * r[what] for r in measured]
+        style = "--" if kind.startswith(peers.NAME) else "-"
+        x = [row["length"] for row in measured]
+        y = [scale * _middle(row[what]) for row in measured]
         axes.loglog(x, y, style, marker="o", markersize=3, label=kind, base=2)
     axes.set_xlabel("sequence length")
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
 
 
-FIGURE1 = _Figure1()
+FIGURE1 = _Figure1(
+    {
+        "quick": ScalingSettings(longest=2**11, max_seconds=2.0, tokens=2**10),
+        "default": ScalingSettings(),
+        "full": ScalingSettings(tokens=2**16, repeats=5),
+    }
+)

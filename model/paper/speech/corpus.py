@@ -1,7 +1,7 @@
 """Speech corpora: features and phonemes of utterances, read from a folder.
 
-The folder has two sub-folders, ``train`` and ``test``. An utterance consists of two files:
-``NAME.npy``, floating-point features ``[frames, features]`` written by ``numpy.save``, and
+The folder has the sub-folders ``train``, ``validation`` and ``test``. An utterance consists of two
+files: ``NAME.npy``, floating-point features ``[frames, features]`` written by ``numpy.save``, and
 ``NAME.txt``, its phonemes separated by spaces, in UTF-8. The number of features is the same for all
 utterances, any word can be a phoneme, and other files are ignored.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from scanline.model.data.download import DataError
 
-SPLITS = ("train", "test")
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,13 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and test utterances. Phoneme i is ``phonemes[i - 1]``; 0 is the CTC blank.
+    """Training, validation and test utterances; phoneme i is ``phonemes[i - 1]``, 0 the CTC blank.
 
     Features are normalized to mean 0 and variance 1 over the training frames.
     """
 
     train: list[Utterance]
+    validation: list[Utterance]
     test: list[Utterance]
     phonemes: list[str]
 
@@ -78,21 +79,21 @@ def read_corpus(folder: Path, stack: int) -> Corpus:
     number = {name: i for i, name in enumerate(names, 1)}
     frames = torch.cat([features for features, _ in read["train"].values()])
     mean, deviation = frames.mean(0), frames.std(0, correction=0).clamp(min=1e-5)
-    train, test = (
+    train, validation, test = (
         [
             Utterance((features - mean) / deviation, [number[name] for name in phonemes])
             for features, phonemes in read[split].values()
         ]
         for split in SPLITS
     )
-    return Corpus(train, test, names)
+    return Corpus(train, validation, test, names)
 
 
 def _read_split(folder: Path) -> dict[Path, tuple[Tensor, list[str]]]:
     """Read a split: features and phoneme names by the path of the features."""
     if not folder.is_dir():
         raise DataError(
-            f"there is no folder {folder}: a corpus has the folders `train` and `test`, with "
+            f"there is no folder {folder}: a corpus has the folders {', '.join(SPLITS)}, with "
             "NAME.npy (features, [frames, features]) and NAME.txt (phonemes) for each utterance"
         )
     sounds, texts = ({path.stem: path for path in folder.glob(f"*.{e}")} for e in ("npy", "txt"))

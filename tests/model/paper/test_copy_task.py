@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from scanline.model.paper import copy_task
+from scanline.model.paper.report import Report
 from tests.model.paper.fixtures import CPU, TASK
 
 
@@ -26,14 +30,35 @@ def test_sequences_contain_their_symbols_twice() -> None:
 
 
 @pytest.mark.parametrize("kind", ["softmax", "lsh-1", "linear"])
-def test_copy_network_learns_deterministically_by_seed(kind: str) -> None:
-    task = replace(TASK, length=4, n_layers=1, steps=100, lower_after=80)
-    row = copy_task.train_network(kind, 0, task, CPU)
-    assert len(row["losses"]) == 5
-    assert row["losses"][0] > 2 > row["losses"][-1]  # ln 10 is 2.3
-    assert row["accuracy"] > 0.3
-    again = copy_task.train_network(kind, 0, replace(task, steps=40), CPU)
-    assert again["losses"] == row["losses"][:2]
-    assert (
-        copy_task.train_network(kind, 1, replace(task, steps=40), CPU)["losses"] != again["losses"]
-    )
+def test_copy_network_learns_deterministically_by_seed(kind: str, tmp_path: Path) -> None:
+    def train(seed: int, steps: int) -> tuple[list[float], dict[str, Any]]:
+        task = replace(TASK, length=4, n_layers=1, steps=steps, lower_after=80)
+        report = Report(tmp_path / f"{seed} {steps}", kind, {})
+        row = copy_task.train_one(kind, seed, task, report, CPU)
+        return [loss for _, _, loss in row["losses"]], row["evaluations"][-1]
+
+    losses, last = train(0, 100)
+    assert len(losses) == 5
+    assert losses[0] > 2 > losses[-1]  # ln 10 is 2.3
+    assert last["steps"] == 100
+    assert last["accuracy"] > 0.3
+    again, _ = train(0, 40)
+    assert again == losses[:2]
+    assert train(1, 40)[0] != again
+
+
+def test_learning_rate_falls_once_and_a_continued_run_has_the_same_losses() -> None:
+    task = replace(TASK, lower_after=3)
+    whole = copy_task.CopyTraining("linear", 0, task, CPU)
+    losses, rates = [], []
+    for _ in range(6):
+        losses.append(whole.take_step())
+        rates.append(whole.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx(3 * [task.learning_rate] + 3 * [task.learning_rate / 10])
+    first = copy_task.CopyTraining("linear", 0, task, CPU)
+    for _ in range(4):
+        first.take_step()
+    second = copy_task.CopyTraining("linear", 1, task, CPU)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert [second.take_step() for _ in range(2)] == losses[4:]
+    assert second.optimizer.param_groups[0]["lr"] == pytest.approx(task.learning_rate / 10)

@@ -2,102 +2,106 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from scanline.model.config import ModelConfig
-from scanline.model.paper import image_tables
-from scanline.model.paper.image_tables import TABLE1
+from scanline.model.config import PRESETS
+from scanline.model.data.dataset import load_dataset
+from scanline.model.paper.budget import Marks
+from scanline.model.paper.image_tables import (
+    TABLE1,
+    TABLE2,
+    ImageTableSettings,
+    ImageTraining,
+    common_mark,
+    unlabelled,
+)
 from scanline.model.paper.report import Report
-from scanline.model.training.train_state import TrainState
 from tests.dataset_files import write_mnist
-from tests.model.paper.fixtures import CPU, NETWORK
+from tests.model.paper.fixtures import CPU, trained
 
-TABLE = image_tables.ImageTableSettings(
-    data="mnist", n_layers=1, n_heads=2, d_model=16, crop=8, training_seconds=0.05,
-    test_images=3, batch=2, positions=2, stateful_batches=(1, 2), recomputed_batches=(1,),
+TABLE = ImageTableSettings(
+    data="mnist", n_layers=1, n_heads=2, d_model=16, batch=2, softmax_batch=1, lsh_chunk=29,
+    seconds=None, epochs=2, test_images=3, mark_images=2, marks=Marks(2),
 )  # fmt: skip
 
 
-def small_paper(_: image_tables.ImageTableSettings) -> ModelConfig:
-    return replace(NETWORK, channels=1, height=8, width=8, d_model=32)
-
-
-def test_table_trains_every_kind_and_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", ["linear", "lsh-1", "fourier"])
+def test_unit_trains_on_whole_images_and_resumes(kind: str, tmp_path: Path) -> None:
     write_mnist(tmp_path / "data" / "mnist")
-    report = Report(tmp_path / "out", "table1", {})
-    monkeypatch.setattr(image_tables.ImageTableSettings, "timed_network", property(small_paper))
-    made = dict(TABLE1.rows(TABLE, report, tmp_path / "data", CPU))
-    assert [key for key in made if key.startswith("train")] == [
-        "train softmax", "train lsh-1", "train lsh-4", "train linear",
-    ]  # fmt: skip
-    row = report.row("train lsh-1", made["train lsh-1"])
-    assert row["images"] == 3
-    assert row["images_seen"] == 2 * row["steps"]
-    assert 1 < row["bits_per_dim"] < 20
-    pace = report.rows["pace lsh-1"]["seconds"]
-    assert row["steps"] == max(1, round(0.05 / pace))
-    weights = tmp_path / "out" / "table1" / "lsh-1" / "lsh-1.safetensors"
-    before = weights.stat().st_mtime_ns
-    again = made["train lsh-1"]()  # the run is complete, so nothing is trained
-    assert again == row
-    assert weights.stat().st_mtime_ns == before
-    drawn = report.row("draw linear 2", made["draw linear 2"])
-    assert drawn["batch"] == 2
+    report = Report(tmp_path / "out", kind, asdict(TABLE))
+    ((key, make),) = TABLE1.rows(kind, TABLE, report, tmp_path / "data", CPU)
+    row = report.row(key, make)
+    images = len(load_dataset("mnist", "train", tmp_path / "data"))
+    assert row["steps"] * 2 == 2 * images
+    assert row["evaluations"][0]["images_seen"] == 4
+    assert [one["images"] for one in row["evaluations"]][:: len(row["evaluations"]) - 1] == [2, 3]
+    assert 1 < row["evaluations"][-1]["bits_per_dim"] < 20
+    assert not row.get("unfinished")
 
 
-def test_step_time_is_measured_with_settings_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step takes 0.2 seconds of a fake clock, on a CPU with fast bf16."""
-    write_mnist(tmp_path / "data" / "mnist")
-    report = Report(tmp_path / "out", "table1", {})
-    now, taken = 0.0, []
-    right = TrainState.take_step
-
-    def take_step(self: TrainState, *data: Any) -> float:
-        nonlocal now
-        now += 0.2
-        taken.append((self, self.bf16, self.config))
-        return right(self, *data)
-
-    monkeypatch.setattr("scanline.model.training.train_state.bf16_is_fast", lambda _: True)
-    monkeypatch.setattr("scanline.model.paper.report.clock", lambda _: now)
-    monkeypatch.setattr(TrainState, "take_step", take_step)
-    table = replace(TABLE, training_seconds=0.8)
-    made = dict(TABLE1.rows(table, report, tmp_path / "data", CPU))
-    assert report.row("train linear", made["train linear"])["steps"] == 4
-    assert report.rows["pace linear"]["seconds"] == pytest.approx(0.2)
-    states = [train_state for train_state, *_ in taken]
-    assert states[-4:] == 4 * [states[-1]]
-    assert states[:-4] == (len(states) - 4) * [states[0]]
-    assert states[0] is not states[-1]
-    assert all(bf16 for _, bf16, _ in taken)
-    configs = [replace(config, steps=4, warmup=0) for *_, config in taken]
-    assert configs == len(configs) * [configs[-1]]
+def test_networks_differ_in_their_attention_only() -> None:
+    linear = TABLE.network("linear")
+    assert TABLE.network("softmax") == replace(linear, attention="softmax")
+    assert TABLE.network("lsh-4") == replace(linear, attention="lsh-4", lsh_chunk=29)
+    assert TABLE.network("fourier") == replace(linear, feature_map="fourier")
+    for table, preset in ((TABLE1, "mnist-paper"), (TABLE2, "cifar10-paper")):
+        assert table.presets["full"].network("linear") == PRESETS[preset]
+        assert table.presets["default"].network("linear").values == PRESETS[preset].values
 
 
-def test_run_of_deleted_report_is_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_mnist(tmp_path / "data" / "mnist")
-    monkeypatch.setattr(image_tables, "TRAINED", ("linear",))
-    monkeypatch.setattr(image_tables.ImageTableSettings, "timed_network", property(small_paper))
+@pytest.mark.parametrize("optimizer", ["muon", "radam"])
+def test_continued_training_takes_the_same_steps(optimizer: str, tmp_path: Path) -> None:
+    write_mnist(tmp_path / "mnist")
+    data = unlabelled(load_dataset("mnist", "train", tmp_path))
+    table = replace(TABLE, optimizer=optimizer)
 
-    def made(report: Report) -> dict[str, Any]:
-        return dict(TABLE1.rows(TABLE, report, tmp_path / "data", CPU))
+    def start() -> ImageTraining:
+        return ImageTraining(table, "linear", data, CPU)
 
-    report = Report(tmp_path / "out", "table1", {})
-    report.row("train linear", made(report)["train linear"])
-    made(Report(tmp_path / "out", "table1", {}))  # the same report: accepted
-    run = tmp_path / "out" / "table1" / "linear"
-    before = {path: path.read_bytes() for path in run.iterdir()}
-    report.path.unlink()
-    with pytest.raises(ValueError, match=r"linear holds a training run .* delete that folder"):
-        made(Report(tmp_path / "out", "table1", {}))
-    assert {path: path.read_bytes() for path in run.iterdir()} == before
+    whole, first, second = start(), start(), start()
+    losses = [whole.take_step() for _ in range(4)]
+    for _ in range(2):
+        first.take_step()
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert [second.take_step() for _ in range(2)] == losses[2:]
+    names = {type(one).__name__ for one in second.state.optimizers}
+    assert names == ({"RAdam"} if optimizer == "radam" else {"Muon", "AdamW"})
+    rates = {group["lr"] for one in second.state.optimizers for group in one.param_groups}
+    if optimizer == "radam":
+        assert rates == {table.learning_rate}
+
+
+def test_softmax_batch_applies_to_softmax_only(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "mnist")
+    data = unlabelled(load_dataset("mnist", "train", tmp_path))
+    assert [ImageTraining(TABLE, kind, data, CPU).batch for kind in ("softmax", "lsh-1")] == [1, 2]
+
+
+def test_common_mark_is_the_largest_that_all_kinds_reached() -> None:
+    rows: dict[str, dict[str, Any]] = trained("linear", 1.0) | trained("softmax", 1.1)
+    assert common_mark(rows, "images_seen") == 8000
+    assert common_mark(rows, "second_mark") == 600
+    assert common_mark(rows | trained("lsh-1", 1.1, images=9000), "images_seen") == 4000
+    assert common_mark({}, "images_seen") is None
+    rows["train linear"]["evaluations"] = []
+    assert common_mark(rows, "images_seen") is None
+
+
+def test_table_compares_kinds_after_equal_images_and_equal_time() -> None:
+    rows = trained("linear", 1.0) | trained("fourier", 1.25)
+    table = TABLE1.table(rows)
+    assert "| ours, after 600 seconds | images seen | ours, after 8,000 images | seconds |" in table
+    assert "| linear | 0.644 | 1.000 ± 0.010 | 8,000 | 1.000 ± 0.010 | 601 |" in table
+    assert "| fourier | – | 1.250 ± 0.010 | 8,000 | 1.250 ± 0.010 | 601 |" in table
+    rows["train fourier"]["evaluations"] = rows["train fourier"]["evaluations"][:1]
+    rows["train fourier"]["unfinished"] = True
+    table = TABLE1.table(rows)
+    assert "ours, after 4,000 images" in table
+    assert "after 600" not in table
+    assert "| fourier | – | 1.250 ± 0.010 | 9 | – | 9 |" in table

@@ -1,4 +1,4 @@
-"""Tests of running experiments."""
+"""Tests of running units of experiments."""
 
 from __future__ import annotations
 
@@ -9,31 +9,72 @@ from typing import Any
 
 import pytest
 
-from scanline.model.paper.experiment import Experiment, Rows
-from scanline.model.paper.report import Report
-from scanline.model.paper.runner import EXPERIMENTS, run_experiment
+from scanline.model.paper.experiment import MODES, Experiment, Rows
+from scanline.model.paper.report import Report, Row
+from scanline.model.paper.runner import EXPERIMENTS, run_units
 from scanline.model.paper.scaling import FIGURE1
-from tests.model.paper.fixtures import CPU
+from tests.model.paper.fixtures import CPU, SMALL
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
-def test_every_experiment_has_unique_row_keys(experiment: Experiment[Any], tmp_path: Path) -> None:
-    for quick in (True, False):
-        settings = experiment.settings(quick, None)
-        report = Report(tmp_path / str(quick), experiment.name, {})
-        keys = [key for key, _ in experiment.rows(settings, report, None, CPU)]
-        assert len(keys) == len(set(keys)) > 5
+def test_units_have_different_names_and_row_keys(
+    experiment: Experiment[Any], tmp_path: Path
+) -> None:
+    assert set(experiment.presets) == set(MODES)
+    for mode in MODES:
+        settings = experiment.settings(mode, None)
+        units = experiment.units(settings, CPU)
+        assert len(units) == len(set(units)) >= 4
+        keys: list[str] = []
+        for unit in units:
+            report = Report(tmp_path / mode / experiment.name, unit, asdict(settings))
+            keys += [key for key, _ in experiment.rows(unit, settings, report, None, CPU)]
+        assert len(keys) == len(set(keys)) >= len(units)
         assert json.dumps(asdict(settings))
 
 
-def test_experiment_locks_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_are_resumed_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FIGURE1.presets, "default", SMALL)
+    made: list[str] = []
+
+    def measure(kind: str, length: int, *rest: object) -> Row:
+        made.append(f"{kind} {length}")
+        return {"kind": kind}
+
+    monkeypatch.setattr("scanline.model.paper.scaling.measure", measure)
+
+    def run(rows: int | None) -> list[Report]:
+        return run_units(FIGURE1, tmp_path, ("linear", "softmax"), mode="default", rows=rows)
+
+    assert [report.complete for report in run(2)] == [False]
+    assert [report.complete for report in run(2)] == [True, False]
+    assert made == ["linear 16", "linear 32", "linear 64", "softmax 16"]
+    assert [report.complete for report in run(None)] == [True, True]
+    assert made[4:] == ["softmax 32", "softmax 64"]
+    run(None)
+    assert len(made) == 6
+    home = tmp_path / "default" / "figure1"
+    assert sorted(path.name for path in home.iterdir()) == ["linear.json", "softmax.json"]
+
+
+def test_unknown_unit_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="figure1 has no unit lsh-2: choose linear, linear-"):
+        run_units(FIGURE1, tmp_path, ("linear", "lsh-2"), mode="quick")
+    assert not (tmp_path / "quick").exists()
+
+
+def test_unit_is_locked_while_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two processes would overwrite each other's rows."""
 
-    def rows(*_: object) -> Rows:
-        with pytest.raises(ValueError, match=r"another run is using .*figure1"):
-            run_experiment(FIGURE1, tmp_path, quick=True)
+    def rows(unit: str, *_: object) -> Rows:
+        with pytest.raises(ValueError, match=r"another run is using .*figure1.linear"):
+            run_units(FIGURE1, tmp_path, (unit,), mode="quick")
         yield "a", dict
 
     monkeypatch.setattr(FIGURE1, "rows", rows)
-    run_experiment(FIGURE1, tmp_path, quick=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["figure1.json"]
+    (report,) = run_units(FIGURE1, tmp_path, ("linear",), mode="quick")
+    assert report.complete
+    home = tmp_path / "quick" / "figure1"
+    assert [path.name for path in home.iterdir()] == ["linear.json"]

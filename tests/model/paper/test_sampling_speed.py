@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,7 @@ import pytest
 import torch
 
 from scanline.model.decoders.native import NativeDecoder
-from scanline.model.paper import latency, sampling_speed
-from scanline.model.paper.latency import SUPPLEMENT
-from scanline.model.paper.report import Report
+from scanline.model.paper import latency, report, sampling_speed
 from tests.model.paper.fixtures import CPU, NETWORK
 
 
@@ -51,13 +48,13 @@ def test_image_time_is_sum_of_step_times(monkeypatch: pytest.MonkeyPatch) -> Non
         return torch.empty(0)
 
     monkeypatch.setattr(sampling_speed, "check", lambda *_: None)
-    monkeypatch.setattr(sampling_speed, "clock", lambda _: now)
+    monkeypatch.setattr(report, "clock", lambda _: now)
     monkeypatch.setattr(sampling_speed.StatefulSampler, "step", step)
     steps = NETWORK.steps
     row = sampling_speed.time_sampling("linear", NETWORK, 5, 4, CPU)
     positions = np.arange(steps)
-    assert row["seconds"] == pytest.approx(float(np.sum(2 + positions)))
-    assert row["images_per_second"] == pytest.approx(5 / row["seconds"])
+    assert row["seconds"] == pytest.approx(3 * [float(np.sum(2 + positions))])
+    assert latency.speed(row) == pytest.approx(5 / row["seconds"][0])
 
 
 def test_native_decoder_with_wrong_bits_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,14 +69,8 @@ def test_native_decoder_with_wrong_bits_is_not_timed(monkeypatch: pytest.MonkeyP
         sampling_speed.time_sampling(sampling_speed.NATIVE, NETWORK, 2, 3, CPU)
 
 
-def test_native_sampling_and_supplement_rows(tmp_path: Path) -> None:
+def test_native_row_names_its_precision() -> None:
     row = sampling_speed.time_sampling(sampling_speed.NATIVE, NETWORK, 2, 3, CPU)
-    assert math.isfinite(row["images_per_second"])
+    assert all(0 < seconds < math.inf for seconds in row["seconds"])
     network = sampling_speed.random_network("linear", NETWORK, CPU)
-    assert row["precision"] == NativeDecoder(network, 1).precision
-    sweep = latency.LatencySettings(positions=2, stateful_batches=(1, 2), recomputed_batches=(1,))
-    report = Report(tmp_path, "supplement", {})
-    keys = [key for key, _ in SUPPLEMENT.rows(sweep, report, None, CPU)]
-    assert len(set(keys)) == len(keys)
-    assert {"cpu mnist linear 1", "cpu mnist linear 2", "cpu cifar10 softmax 1"} <= set(keys)
-    assert "cpu cifar10 linear 2" not in keys
+    assert row["implementation"] == f"Scanline's C++, {NativeDecoder(network, 1).precision}"

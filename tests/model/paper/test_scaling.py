@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from scanline.kernels.native.training.attention import supports_attention
+from scanline.kernels.ops import attention as ops
 from scanline.model.paper import peers, scaling
 from scanline.model.paper.scaling import peak_bytes, slope
 from tests.conftest import assert_close
@@ -33,26 +36,67 @@ def test_every_attention_kind_is_causal_and_measured(kind: str) -> None:
     difference = (attend(q, k, changed) - attend(q, k, v)).abs().amax((0, 2, 3))
     assert (difference[:40] == 0).all()
     assert difference[40:].max() > 0
-    row = scaling.measure(kind, 64, SMALL, None, CPU)
-    assert row["seconds"] > 0
+    row = scaling.measure(kind, 64, SMALL, [], CPU)
+    assert min(row["seconds"]) > 0
     assert row["bytes"] > 4 * 64 * 2 * 8
 
 
-def test_scaling_stops_at_time_or_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = {"seconds": 1e-3, "bytes": 10}
+def test_batch_falls_with_the_length_and_rows_are_per_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert [SMALL.batch(n) for n in (8, 16, 32, 64)] == [4, 2, 1, 1]
+    monkeypatch.setattr(scaling, "timings", lambda run, device, repeats: [3.0, 5.0])
+    monkeypatch.setattr(scaling, "peak_bytes", lambda run, device: 100)
+    row = scaling.measure("linear", 16, SMALL, [], CPU)
+    assert (row["batch"], row["seconds"], row["bytes"]) == (2, [1.5, 2.5], 50)
+
+
+def test_rows_name_their_implementation() -> None:
+    rows = {kind: scaling.measure(kind, 16, SMALL, [], CPU) for kind in scaling.KINDS}
+    assert {rows[kind]["implementation"] for kind in scaling.PLAIN} == {"plain PyTorch"}
+    q = torch.zeros(1, 16, 2, 8)
+    expected = "C++" if supports_attention(q) else "plain PyTorch"
+    assert rows["linear"]["implementation"] == expected
+    assert rows["softmax"]["implementation"] == "PyTorch's fused kernel"
+
+
+def test_plain_linear_attention_runs_neither_cpp_nor_triton(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    q, k, v = torch.randn(3, 1, 64, 2, 8)
+    plain, fast = (scaling.attention(kind, 64, SMALL) for kind in ("linear-pytorch", "linear"))
+    assert plain is not None
+    assert fast is not None
+    assert_close(plain(q, k, v), fast(q, k, v))
+    monkeypatch.setattr(ops, "attention", None)
+    monkeypatch.setattr(ops, "uses_triton", lambda *_: False)
+    assert plain(q, k, v).isfinite().all()
+
+
+def test_scaling_stops_before_time_or_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next length is predicted from the growth between the last two."""
     limit = replace(SMALL, max_seconds=2.0)
-    assert "seconds" in scaling.measure("linear", 32, limit, quick, CPU)
-    slow = scaling.measure("linear", 32, limit, quick | {"seconds": 1.5}, CPU)
-    assert slow == {"kind": "linear", "length": 32, "stopped": "2 s per pass"}
-    assert scaling.measure("linear", 64, limit, slow, CPU)["stopped"] == "2 s per pass"
+
+    def row(seconds: float, size: int = 10) -> dict[str, Any]:
+        return {"seconds": [seconds], "bytes": size, "batch": 1}
+
+    def measure(length: int, *earlier: dict[str, Any]) -> dict[str, Any]:
+        return scaling.measure("linear", length, limit, [*earlier], CPU)
+
+    assert "seconds" in measure(64, row(0.3), row(0.7))  # predicted: 1.6 s
+    slow = measure(64, row(0.2), row(0.7))  # predicted: 2.5 s
+    assert slow == {"kind": "linear", "length": 64, "batch": 1, "stopped": "2 s per pass"}
+    assert "seconds" in measure(64, row(0.9))
+    assert measure(64, row(1.1))["stopped"] == "2 s per pass"
+    assert measure(128, slow)["stopped"] == "2 s per pass"
     monkeypatch.setattr(scaling, "free_memory", lambda: 1000)
-    large = scaling.measure("linear", 32, limit, quick | {"bytes": 200}, CPU)
-    assert large["stopped"] == "memory"
+    assert "seconds" in measure(64, row(0.1, 175), row(0.1, 350))
+    assert measure(64, row(0.1, 150), row(0.1, 350))["stopped"] == "memory"
 
 
 def test_slope_is_fitted_to_four_longest_lengths() -> None:
-    rows = [{"length": n, "seconds": 3 * n**1.7} for n in (128, 256, 512, 1024)]
-    first = {"length": 64, "seconds": 1e9}
+    rows = [{"length": n, "seconds": [1.0, 3 * n**1.7, 1e12]} for n in (128, 256, 512, 1024)]
+    first = {"length": 64, "seconds": [1e9]}
     last = {"length": 2048, "stopped": "memory"}
     power = slope([first, *rows, last], "seconds")
     assert power == pytest.approx(1.7)

@@ -147,10 +147,10 @@ def test_invalid_options_are_usage_errors(
 def test_data_dir_is_accepted_by_experiments_with_data_only(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(one: Experiment[Any], folder: Path, *, quick: bool, data_dir: Path | None) -> None:
+    def run(one: Experiment[Any], *rest: object, data_dir: Path | None, **options: object) -> None:
         raise ValueError(f"{one.name} of {data_dir}")
 
-    monkeypatch.setattr("scanline.model.paper.runner.run_experiment", run)
+    monkeypatch.setattr("scanline.model.paper.runner.run_units", run)
     reads = name.startswith("table")
     assert run_command("paper", name, "--quick", "--data-dir", "data") == (1 if reads else 2)
     error = " ".join(capsys.readouterr().err.replace("│", " ").split())

@@ -18,7 +18,8 @@ def test_corpus_is_read_with_normalized_features(tmp_path: Path) -> None:
     folder = write_speech(tmp_path / "speech")
     (folder / "train" / "notes.md").write_text("ignored")
     corpus = read_corpus(folder, 2)
-    assert (len(corpus.train), len(corpus.test), corpus.features) == (24, 8, 4)
+    assert (len(corpus.train), len(corpus.validation), len(corpus.test)) == (24, 4, 8)
+    assert corpus.features == 4
     assert corpus.phonemes == ["a", "b", "c", "d"]
     frames = torch.cat([utterance.features for utterance in corpus.train])
     assert frames.mean(0).abs().max() < 1e-5

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
+from scanline.model.paper.speech import table
 from scanline.model.paper.speech.corpus import read_corpus
 from scanline.model.paper.speech.encoder import KINDS
-from scanline.model.paper.speech.table import TABLE3, EncoderTraining
+from scanline.model.paper.speech.table import TABLE3, EncoderTraining, epoch_seconds
+from tests.model.paper.fixtures import recognized
 from tests.model.paper.speech.fixtures import CPU, TASK, write_speech
 from tests.service.cli.command_line import run_command
 
@@ -22,57 +22,58 @@ from tests.service.cli.command_line import run_command
 def test_table_of_corpus_folder_is_trained_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(TABLE3, "quick", replace(TASK, training_seconds=10))
-    monkeypatch.setattr(
-        "scanline.model.paper.speech.table.timed", lambda run, device, repeats: run() or 1.0
-    )
+    monkeypatch.setattr(table, "PAPER_FRAMES", 60)
+    monkeypatch.setattr(table, "PATIENCE", 12)
+    monkeypatch.setitem(TABLE3.presets, "quick", replace(TASK, seconds=4))
     folder = write_speech(tmp_path / "speech")
     command = ("paper", "table3", "--quick", "--out", tmp_path, "--speech", folder)
     assert run_command(*command) == 0
-    report = json.loads((tmp_path / "table3.json").read_text())
-    rows = report["rows"]
-    assert report["complete"]
-    assert rows["data"]["phonemes"] == 4
-    assert {kind for kind in KINDS if rows[f"train {kind}"]["epochs"] == 10} == {*KINDS}
-    for kind in KINDS:
-        assert rows[f"train {kind}"]["error_rate"] < 0.2, kind  # of four phonemes
+    home = tmp_path / "quick" / "table3"
+    reports = {kind: json.loads((home / f"{kind}.json").read_text()) for kind in KINDS}
+    for kind, report in reports.items():
+        row = report["rows"][f"train {kind}"]
+        assert report["complete"]
+        assert row["corpus"]["phonemes"] == 4
+        assert row["epoch_steps"] == 6
+        assert row["evaluations"][-1]["error_rate"] < 0.3, kind  # of four phonemes
+    rows = {key: row for report in reports.values() for key, row in report["rows"].items()}
     assert TABLE3.table(rows) in capsys.readouterr().out
-    assert "Measured on the corpus `speech`." in TABLE3.caption(report["settings"])
-    with Image.open(tmp_path / "table3.png") as plot:
-        assert min(plot.size) > 300
-    before = (tmp_path / "table3.json").read_bytes()
-    assert run_command(*command) == 0
-    assert (tmp_path / "table3.json").read_bytes() == before
+    assert "Measured on the corpus `speech`." in TABLE3.caption(reports["linear"]["settings"])
     assert run_command(*command[:-1], write_speech(tmp_path / "other", 2, 2)) == 1
     assert "holds rows of other settings" in capsys.readouterr().err
 
 
-def test_training_is_deterministic(tmp_path: Path) -> None:
+def test_continued_training_takes_the_same_steps(tmp_path: Path) -> None:
     corpus = read_corpus(write_speech(tmp_path), 2)
-    weights = []
-    for _ in range(2):
-        training = EncoderTraining("linear", TASK, corpus, CPU)
-        training.epoch()
-        weights.append(nn.utils.parameters_to_vector(training.encoder.parameters()))
+    whole, first, second = (EncoderTraining("linear", TASK, corpus, CPU) for _ in range(3))
+    losses = [whole.take_step() for _ in range(8)]  # over the end of an epoch of six steps
+    for _ in range(4):
+        first.take_step()
+    second.load_state_dict(first.state_dict())
+    assert [second.take_step() for _ in range(4)] == losses[4:]
+    weights = [nn.utils.parameters_to_vector(one.encoder.parameters()) for one in (whole, second)]
     assert torch.equal(*weights)
 
 
-def result_rows(**error_rates: float) -> dict[str, dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = {}
-    for seconds, (kind, rate) in enumerate(error_rates.items(), 1):
-        kind = kind.replace("_", "-")
-        rows[f"epoch {kind}"] = {"kind": kind, "seconds": float(seconds)}
-        rows[f"train {kind}"] = {"kind": kind, "error_rate": rate}
-    return rows
+def test_learning_rate_is_halved_when_validation_stops_improving(tmp_path: Path) -> None:
+    corpus = read_corpus(write_speech(tmp_path, 4, 1), 2)
+    for kind, optimizer, rate in (
+        ("linear", torch.optim.RAdam, TASK.learning_rate),
+        ("bi-lstm", torch.optim.Adam, TASK.lstm_learning_rate),
+    ):
+        training = EncoderTraining(kind, TASK, corpus, CPU)
+        assert type(training.optimizer) is optimizer
+        rates = []
+        for error in (0.9, 0.5, 0.6, 0.5, 0.4):
+            training.validated(error)
+            rates.append(training.optimizer.param_groups[0]["lr"] / rate)
+        assert rates == [1, 1, 0.5, 0.25, 0.25]
 
 
-def test_verdicts_follow_rows_of_table_3() -> None:
-    rows = result_rows(linear=0.02, softmax=0.01, bi_lstm=0.05, lsh_4=0.2)
-    verdicts = [*TABLE3.verdicts(rows)]
-    assert [verdict.holds for verdict in verdicts] == [True, True, True]
-    assert verdicts[0].claim.endswith("than lsh-4 (8.08 % : 9.33 %)")
-    assert verdicts[0].found == "2.00 % : 20.00 %"
-    assert verdicts[2].found == "bi-lstm 3 s, softmax 2 s, lsh-4 4 s, linear 1 s"
-    rows = result_rows(softmax=0.01, linear=0.06, bi_lstm=0.05, lsh_4=0.2)
-    assert [verdict.holds for verdict in TABLE3.verdicts(rows)] == [True, False, False]
+def test_epoch_seconds_are_between_validations() -> None:
+    row = recognized("linear", 0.1, epoch=10.0)["train linear"]
+    assert epoch_seconds(row) == [10.0, 10.0]
+    row["evaluations"] = row["evaluations"][-1:]
+    assert epoch_seconds(row) == [10.0]
+    row["steps"] = 5
+    assert epoch_seconds(row) == [40.0]

@@ -1,0 +1,202 @@
+"""Tests of the verdicts: each follows its quantity to both sides of its line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from scanline.model.paper.claims import (
+    CLAIMS,
+    NOT_REPRODUCED,
+    NOT_TESTED,
+    REPRODUCED,
+    Claim,
+    judge,
+)
+from scanline.model.paper.experiment import Mode
+from scanline.model.paper.result_files import Measured
+from tests.model.paper.fixtures import copied, drawn, lengths, recognized, trained
+
+Rows = dict[str, dict[str, Any]]
+
+
+def results(experiment: str, rows: Rows, mode: Mode = "default") -> Any:
+    report = {"rows": rows, "complete": True}
+    return {experiment: {mode: Measured({}, {"unit": report})}}
+
+
+def copying(linear: float, softmax: float = 0.1, lsh: float = 0.3) -> Rows:
+    kinds = {"linear": linear, "softmax": softmax, "lsh-1": 2.0, "lsh-4": lsh}
+    return {key: row for kind, loss in kinds.items() for key, row in copied(kind, loss).items()}
+
+
+def scaling(linear: float = 1.0, softmax: float = 2.0, lsh: float = 1.0) -> Rows:
+    """Return rows with these exponents; at every length linear has a half of the others."""
+    return (
+        lengths("linear-pytorch", linear, 0.5e-6) | lengths("softmax-matrix", softmax)
+        | lengths("lsh-1", 1.0) | lengths("lsh-4", lsh) | lengths("lsh-8", 1.0)
+    )  # fmt: skip
+
+
+def slower_linear() -> Rows:
+    """Return rows in which linear needs a little more than LSH-8 at one length only."""
+    rows = scaling()
+    row = rows["linear-pytorch 1024"]
+    other = rows["lsh-8 1024"]
+    row["seconds"] = [1.01 * one for one in other["seconds"]]
+    row["bytes"] = 1.01 * other["bytes"]
+    return rows
+
+
+def images(linear: float, softmax: float = 1.0, lsh: float = 1.2, lsh1: float = 1.3) -> Rows:
+    return (
+        trained("linear", linear, images=24_000) | trained("softmax", softmax)
+        | trained("lsh-1", lsh1) | trained("lsh-4", lsh)
+    )  # fmt: skip
+
+
+def slow_kind(times: float) -> Rows:
+    """Return rows in which training with one kind takes some times as long per image."""
+    rows = images(1.0)
+    for row in rows.values():
+        row["steps"], row["seconds"] = 1000, 1000.0
+    rows["train lsh-4"]["seconds"] *= times
+    return rows
+
+
+def seen(times: float) -> Rows:
+    return trained("linear", 1.0, images=int(times * 8000)) | trained("softmax", 1.0)
+
+
+def speeds(data: str, linear: float, other: str, batch: int = 1000) -> Rows:
+    """Return rows in which linear draws some times as many images/s as another method."""
+    many = drawn(data, "linear", batch / linear, batch)
+    return drawn(data, "linear", 2.0) | many | drawn(data, other, 1.0)
+
+
+def one_image(data: str, stateful: float) -> Rows:
+    rows = drawn(data, "linear", 1.0) | drawn(data, "stateful-softmax", stateful)
+    for method in ("softmax", "lsh-1", "lsh-4"):
+        rows |= drawn(data, method, 9.0)
+    return rows
+
+
+def two_devices(data: str, gpu: float) -> Rows:
+    return drawn(data, "linear", gpu, device="cuda") | drawn(data, "linear", 1.0)
+
+
+def speech(linear: float, softmax: float = 0.05, epoch: float = 1.0) -> Rows:
+    return (
+        recognized("linear", linear, epoch) | recognized("softmax", softmax, 3.3)
+        | recognized("bi-lstm", 0.11, 1.3) | recognized("lsh-4", 0.09, 2.0)
+    )  # fmt: skip
+
+
+# Rows on the claim's side of its line and on the other side, as near as the spread allows.
+EXAMPLES: dict[str, tuple[Rows, Rows]] = {
+    "copy-softmax": (copying(0.14), copying(0.16)),
+    "copy-lsh": (copying(0.29), copying(0.31)),
+    "softmax-time": (scaling(softmax=1.85), scaling(softmax=1.75)),
+    "linear-time": (scaling(linear=1.08), scaling(linear=1.12)),
+    "lsh-time": (scaling(lsh=1.08), scaling(lsh=1.12)),
+    "softmax-memory": (scaling(softmax=1.85), scaling(softmax=1.75)),
+    "linear-memory": (scaling(linear=1.08), scaling(linear=1.12)),
+    "always-faster": (scaling(), slower_linear()),
+    "always-smaller": (scaling(), slower_linear()),
+    "mnist-softmax": (images(1.04), images(1.06)),
+    "mnist-lsh": (images(1.19), images(1.21)),
+    "mnist-train-time": (slow_kind(1.4), slow_kind(1.6)),
+    "mnist-speed": (speeds("mnist", 301, "softmax"), speeds("mnist", 299, "softmax")),
+    "mnist-lsh-speed": (
+        drawn("mnist", "lsh-1", 1.0) | drawn("mnist", "softmax", 1.5),
+        drawn("mnist", "lsh-1", 1.0) | drawn("mnist", "softmax", 1.4),
+    ),
+    "mnist-batch": (drawn("mnist", "linear", 1.0, 10_000), drawn("mnist", "linear", 1.0, 4096)),
+    "cifar-images": (seen(2.6), seen(2.4)),
+    "cifar-softmax": (images(0.99), images(1.01)),
+    "cifar-lsh": (images(1.0, lsh1=0.99), images(1.0, lsh1=1.01)),
+    "cifar-speed": (speeds("cifar10", 4010, "softmax"), speeds("cifar10", 3990, "softmax")),
+    "cifar-stateful": (
+        speeds("cifar10", 51, "stateful-softmax"), speeds("cifar10", 49, "stateful-softmax"),
+    ),
+    "mnist-latency": (one_image("mnist", 1.1), one_image("mnist", 0.9)),
+    "cifar10-latency": (one_image("cifar10", 1.1), one_image("cifar10", 0.9)),
+    "mnist-gpu": (two_devices("mnist", 1.1), two_devices("mnist", 0.9)),
+    "cifar10-gpu": (two_devices("cifar10", 1.1), two_devices("cifar10", 0.9)),
+    "speech-lstm": (speech(0.10), speech(0.12)),
+    "speech-lsh": (speech(0.08), speech(0.10)),
+    "speech-softmax": (speech(0.06), speech(0.04)),
+    "speech-epoch": (speech(0.08, epoch=1.05), speech(0.08, epoch=1.15)),
+    "speech-fastest": (speech(0.08, epoch=1.2), speech(0.08, epoch=1.4)),
+}  # fmt: skip
+
+
+def test_every_claim_has_examples_and_a_line() -> None:
+    assert [claim.name for claim in CLAIMS] == list(EXAMPLES)
+    assert all(claim.line for claim in CLAIMS)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=[claim.name for claim in CLAIMS])
+def test_verdict_follows_its_quantity(claim: Claim) -> None:
+    for rows, verdict in zip(EXAMPLES[claim.name], (REPRODUCED, NOT_REPRODUCED), strict=True):
+        judged = judge(claim, results(claim.experiment, rows))
+        assert (judged.verdict, judged.mode) == (verdict, "default"), judged.found
+        assert judged.found
+        for_tests = judge(claim, results(claim.experiment, rows, "quick"))
+        assert for_tests.verdict == NOT_TESTED
+        assert "only quick results" in for_tests.found
+    assert judge(claim, {}).verdict == NOT_TESTED
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=[claim.name for claim in CLAIMS])
+def test_no_verdict_without_a_kind_that_the_claim_compares(claim: Claim) -> None:
+    """Remove all rows of one kind or method after the other."""
+    rows, _ = EXAMPLES[claim.name]
+    names = {str(row.get("kind", row.get("method"))) for row in rows.values()}
+    decided = {name: verdict_without(claim, rows, name) for name in names}
+    assert NOT_TESTED in decided.values()
+    assert set(decided.values()) <= {NOT_TESTED, REPRODUCED}
+
+
+def verdict_without(claim: Claim, rows: Mapping[str, Any], name: str) -> str:
+    left = {k: row for k, row in rows.items() if row.get("kind", row.get("method")) != name}
+    return judge(claim, results(claim.experiment, left)).verdict
+
+
+def claim_named(name: str) -> Claim:
+    return next(claim for claim in CLAIMS if claim.name == name)
+
+
+def test_reasons_for_no_verdict() -> None:
+    unlearned = judge(claim_named("copy-softmax"), results("figure2", copying(2.2, 2.2, 2.2)))
+    assert unlearned.found == "after 1,000 steps no kind has learned to copy (lowest loss 2.2)"
+    short = images(1.0)
+    short["train softmax"]["seconds"] = 599.0
+    judged = judge(claim_named("mnist-softmax"), results("table1", short))
+    assert judged.found == "trained for 599 seconds so far; a verdict needs 600"
+    apart = images(1.0)
+    for point in apart["train softmax"]["evaluations"]:
+        point["images_seen"] += 1
+    judged = judge(claim_named("mnist-softmax"), results("table1", apart))
+    assert "not evaluated after equal training" in judged.found
+    unfinished = speech(0.08)
+    unfinished["train softmax"]["unfinished"] = True
+    judged = judge(claim_named("speech-softmax"), results("table3", unfinished))
+    assert judged.found == "a training is unfinished"
+
+
+def test_spread_of_ratios_of_timings_is_of_their_extremes() -> None:
+    judged = judge(claim_named("mnist-speed"), results("supplement", EXAMPLES["mnist-speed"][0]))
+    assert judged.found.startswith("301 (295 to 307): linear 301 images/s at batch size 1,000")
+
+
+def test_full_results_come_before_default_ones() -> None:
+    good, bad = EXAMPLES["mnist-speed"]
+    both = results("supplement", bad)
+    both["supplement"]["full"] = results("supplement", good, "full")["supplement"]["full"]
+    judged = judge(claim_named("mnist-speed"), both)
+    assert (judged.verdict, judged.mode) == (REPRODUCED, "full")
+    both["supplement"]["full"] = Measured({}, {"unit": {"rows": {}, "complete": False}})
+    assert judge(claim_named("mnist-speed"), both).mode == "default"
