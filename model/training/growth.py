@@ -2,7 +2,8 @@
 
 A new layer copies the one below it, except that its two projections into the residual stream are
 zero: it adds nothing at first and receives gradients at once (LLaMA Pro, Wu et al. 2024,
-section 3.1).
+section 3.1). New features of the feed-forward networks have random input weights and output weights
+of zero, with the same effect.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ _RESIDUAL_PROJECTIONS = ("attention.out.", "linear2.")
 def incompatible_fields(small: ModelConfig, large: ModelConfig) -> list[str]:
     """List the config fields that prevent growing ``small`` into ``large``.
 
-    Growth may add the short convolution, and layers if the network is pre-norm.
+    Growth may add the short convolution, feed-forward features, and layers if the network is
+    pre-norm.
     """
     before, after = asdict(small), asdict(large)
     if small.short_conv == "none":
         before["short_conv"] = after["short_conv"]
     if small.norm == "pre" and small.n_layers < large.n_layers:
         before["n_layers"] = after["n_layers"]
+    if small.d_ff < large.d_ff:
+        before["d_ff"] = after["d_ff"]
     return [name for name, value in after.items() if before[name] != value]
 
 
@@ -37,12 +41,20 @@ def check_growable(path: Path, small: ModelConfig, large: ModelConfig) -> None:
     if fields := incompatible_fields(small, large):
         raise CheckpointError(
             f"{path} holds another network ({', '.join(fields)}); "
-            "start from the same network, or from one with fewer layers"
+            "start from the same network, or from one with fewer layers or feed-forward features"
         )
 
 
-def grow(tensors: dict[str, Tensor], small: ModelConfig, large: ModelConfig) -> dict[str, Tensor]:
+def grow(
+    tensors: dict[str, Tensor], small: ModelConfig, large: ModelConfig, initial: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """Spread the layers of ``small`` evenly over ``large``, each new layer after its source.
+
+    Args:
+        tensors: State dict of ``small``.
+        small: Config of the trained network.
+        large: Config of the new network.
+        initial: State dict of a new network with random weights, for the new features.
 
     Returns:
         State dict of ``large`` without the tensors that ``small`` lacks. These are its short
@@ -57,6 +69,17 @@ def grow(tensors: dict[str, Tensor], small: ModelConfig, large: ModelConfig) -> 
                 continue
             part = name.removeprefix(f"blocks.{source}.")
             zero = source == previous and part.startswith(_RESIDUAL_PROJECTIONS)
-            result[f"blocks.{layer}.{part}"] = torch.zeros_like(tensor) if zero else tensor
+            grown = f"blocks.{layer}.{part}"
+            widened = _widen(part, tensor, initial[grown]) if small.d_ff < large.d_ff else tensor
+            result[grown] = torch.zeros_like(widened) if zero else widened
         previous = source
     return result
+
+
+def _widen(part: str, tensor: Tensor, initial: Tensor) -> Tensor:
+    """Add the new features of ``initial`` to a tensor of the feed-forward network."""
+    if part.startswith("linear1."):
+        return torch.cat([tensor, initial[len(tensor) :].to(tensor)])
+    if part == "linear2.weight":
+        return torch.cat([tensor, torch.zeros_like(initial[:, tensor.shape[1] :]).to(tensor)], 1)
+    return tensor

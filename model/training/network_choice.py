@@ -25,11 +25,12 @@ _ARCHITECTURE_FIELDS = ("input", "order", "head", "norm", "activation", "positio
 class NetworkOverrides:
     """Changes to a preset's network; None keeps the preset's value.
 
-    ``width`` sets ``d_model``, and ``d_ff`` to four times as much.
+    ``width`` sets ``d_model``, and ``d_ff`` to four times as much unless ``feed_forward`` is given.
     """
 
     layers: int | None = None
     width: int | None = None
+    feed_forward: int | None = None
     heads: int | None = None
     attention: str | None = None
     feature_map: str | None = None
@@ -40,7 +41,7 @@ class NetworkOverrides:
         """Return the changed network; raise ``ValueError`` if it is invalid."""
         fields: dict[str, Any] = {
             "n_layers": self.layers, "d_model": self.width, "n_heads": self.heads,
-            "d_ff": None if self.width is None else 4 * self.width,
+            "d_ff": self.feed_forward or (None if self.width is None else 4 * self.width),
             "attention": self.attention, "feature_map": self.feature_map,
             "lsh_chunk": self.lsh_chunk, "lsh_combine": self.lsh_combine,
         }  # fmt: skip

@@ -261,8 +261,8 @@ class Trainer:
     def start_from(self, path: Path) -> None:
         """Start with the weights of a checkpoint.
 
-        A checkpoint without the short convolution, or with fewer layers, is grown into this network
-        and draws the same images at first (``growth.py``).
+        A checkpoint without the short convolution, or with fewer layers or feed-forward features,
+        is grown into this network and draws the same images at first (``growth.py``).
 
         Raises:
             CheckpointError: the checkpoint cannot be read or is of another network.
@@ -270,9 +270,9 @@ class Trainer:
         start = load_checkpoint(path)
         network = self.train_state.model.config
         growth.check_growable(path, start.model.config, network)
-        self.train_state.load_weights(
-            growth.grow(start.model.state_dict(), start.model.config, network)
-        )
+        weights, initial = start.model.state_dict(), self.train_state.model.state_dict()
+        initial = {name: tensor.cpu() for name, tensor in initial.items()}
+        self.train_state.load_weights(growth.grow(weights, start.model.config, network, initial))
         runs = (start.facts, start.facts.get("started_from") or {})  # its own and all earlier ones
         seen = sum(facts.get("images_seen") or 0 for facts in runs)
         # Recorded so that images those runs were trained on do not count as held out.

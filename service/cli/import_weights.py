@@ -8,6 +8,16 @@ from typing import Annotated
 import typer
 
 
+def check_new_weights(out: Path) -> None:
+    """Raise ``ValueError`` if a new checkpoint would not be found, or would replace a file."""
+    if out.suffix != ".safetensors":
+        raise ValueError(
+            f"{out} must end in .safetensors, because the server only looks for such files"
+        )
+    if out.exists():
+        raise ValueError(f"{out} exists already: name another file, or delete it first")
+
+
 def import_weights(
     file: Annotated[Path, typer.Argument(help="PyTorch checkpoint of the paper's authors.")],
     out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
@@ -27,12 +37,7 @@ def import_weights(
     from scanline.model.checkpoint import save_checkpoint
     from scanline.model.paper_checkpoint import import_paper_checkpoint
 
-    if out.suffix != ".safetensors":
-        raise ValueError(
-            f"{out} must end in .safetensors, because the server only looks for such files"
-        )
-    if out.exists():
-        raise ValueError(f"{out} exists already: name another file, or delete it first")
+    check_new_weights(out)
     checkpoint = import_paper_checkpoint(file, preset, first_value, heads)
     save_checkpoint(out, checkpoint.model, checkpoint.facts)
     config = checkpoint.model.config

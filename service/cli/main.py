@@ -12,6 +12,7 @@ import typer
 
 from scanline.service import __version__
 from scanline.service.cli.bench import bench
+from scanline.service.cli.compact import compact
 from scanline.service.cli.draw import complete, sample
 from scanline.service.cli.evaluate import evaluate
 from scanline.service.cli.import_weights import import_weights
@@ -28,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Draw images pixel by pixel with a linear transformer run as an RNN.",
 )
-for command in (serve, sample, complete, verify, train, evaluate, bench):
+for command in (serve, sample, complete, verify, train, evaluate, compact, bench):
     app.command()(command)
 app.command("import")(import_weights)
 app.add_typer(paper, name="paper")

@@ -25,7 +25,9 @@ def train(
     start_from: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="Start with the weights of this checkpoint; more --layers are allowed."
+            "--from",
+            help="Start with the weights of this checkpoint; more --layers and --feed-forward "
+            "features are allowed.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 20_000,
@@ -61,6 +63,9 @@ def train(
     layers: Annotated[int | None, typer.Option(help="n_layers instead of the preset's.")] = None,
     width: Annotated[
         int | None, typer.Option(help="d_model instead of the preset's; d_ff is four times it.")
+    ] = None,
+    feed_forward: Annotated[
+        int | None, typer.Option(min=1, help="d_ff instead of the preset's.")
     ] = None,
     heads: Annotated[int | None, typer.Option(help="n_heads instead of the preset's.")] = None,
     attention: Annotated[
@@ -122,8 +127,8 @@ def train(
         "checkpoint_every": checkpoint_every, "evaluate_every": evaluate_every, "compile": compile_,
     }  # fmt: skip
     overrides = NetworkOverrides(
-        layers=layers, width=width, heads=heads, attention=attention, feature_map=feature_map,
-        lsh_chunk=lsh_chunk, lsh_combine=lsh_combine,
+        layers=layers, width=width, feed_forward=feed_forward, heads=heads, attention=attention,
+        feature_map=feature_map, lsh_chunk=lsh_chunk, lsh_combine=lsh_combine,
     )  # fmt: skip
     options = RunOptions(
         source=DataSource(dataset, images, data_dir, download),

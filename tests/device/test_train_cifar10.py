@@ -55,7 +55,7 @@ def test_the_number_of_steps_follows_from_the_time(
 
 def test_the_time_of_a_step_is_measured(start: Path, tmp_path: Path) -> None:
     config = replace(CONFIG, batch=4)
-    trainer = train_cifar10.new_trainer(start, config, tmp_path / "run", torch.device("cpu"))
+    trainer = train_cifar10.new_trainer(start, config, tmp_path / "run", torch.device("cpu"), 0)
     seconds = train_cifar10.seconds_per_step(trainer, DATA, 3)
     assert math.isfinite(seconds)
     assert seconds > 0
@@ -78,9 +78,12 @@ def test_the_command_trains_on_parts(
 ) -> None:
     monkeypatch.setattr(train_cifar10, "seconds_per_step", lambda *_: 100.0)
     parts = write_parts(DATA, tmp_path, part_images=25)
-    options = f"--from {start} --device cpu --batch 4 --held-out 8 --reserve 0".split()
-    train_cifar10.main(["450", str(tmp_path / "run"), *map(str, parts), *options])
+    options = f"--from {start} --device cpu --batch 4 --held-out 8 --reserve 0"
+    options += " --feed-forward 40"  # the weights to start from have 24
+    train_cifar10.main(["450", str(tmp_path / "run"), *map(str, parts), *options.split()])
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == "100000.0 ms per step of 4 images, 4 steps"
     assert last.startswith(f"{tmp_path / 'run' / 'run.safetensors'}, trained on ")
-    assert load_checkpoint(tmp_path / "run" / "run.safetensors").facts["steps"] == 4
+    saved = load_checkpoint(tmp_path / "run" / "run.safetensors")
+    assert saved.facts["steps"] == 4
+    assert saved.model.config.d_ff == 40

@@ -30,6 +30,8 @@ def test_network_is_preset_or_closest_to_data() -> None:
         "mnist", of_shape(28, 28, 1), NetworkOverrides(layers=3, width=64, heads=2)
     )
     assert (changed.n_layers, changed.d_model, changed.d_ff, changed.n_heads) == (3, 64, 256, 2)
+    wide = NetworkOverrides(width=64, feed_forward=100).apply(PRESETS["mnist"])
+    assert (wide.d_model, wide.d_ff) == (64, 100)
 
 
 def test_network_has_sizes_of_checkpoint_to_start_from(tmp_path: Path) -> None:
@@ -46,6 +48,13 @@ def test_network_has_sizes_of_checkpoint_to_start_from(tmp_path: Path) -> None:
         "mnist", of_shape(28, 28, 1), NetworkOverrides(layers=5), start_from=path
     )
     assert deeper == replace(resumed, n_layers=5)
+    wider = NetworkOverrides(feed_forward=30)
+    grown = choose_network("mnist", of_shape(28, 28, 1), wider, start_from=path)
+    assert grown == replace(resumed, d_ff=30)
+    with pytest.raises(CheckpointError, match=r"another network \(d_ff\); start from"):
+        choose_network(
+            "mnist", of_shape(28, 28, 1), NetworkOverrides(feed_forward=23), start_from=path
+        )
     relu = replace(small, feature_map="relu")
     other = choose_network(
         "mnist", of_shape(28, 28, 1), start_from=save_tiny(tmp_path, "b", config=relu)
@@ -56,7 +65,7 @@ def test_network_has_sizes_of_checkpoint_to_start_from(tmp_path: Path) -> None:
         "mnist", of_shape(28, 28, 1), start_from=save_tiny(tmp_path, "c", config=softmax)
     )
     assert other.attention == "softmax"
-    with pytest.raises(CheckpointError, match=r"another network \(d_model, d_ff\); start from"):
+    with pytest.raises(CheckpointError, match=r"another network \(d_model\); start from"):
         choose_network("mnist", of_shape(28, 28, 1), NetworkOverrides(width=24), start_from=path)
 
 
