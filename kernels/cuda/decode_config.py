@@ -150,6 +150,9 @@ COMPILED: dict[str, DecodeConfig] = {
     "cifar10-paper": DecodeConfig(pixels=1024, width=32, steps_per_pixel=3, layers=16, **_PAPER),
     "mnist": DecodeConfig(**_MNIST),
     "cifar10": DecodeConfig(outputs=100, draws=4, categorical=False, **_CIFAR10),
+    "cifar10, widened": DecodeConfig(
+        outputs=100, draws=4, categorical=False, **_CIFAR10 | {"d_ff": 1280}
+    ),
     "heads of 64": DecodeConfig(**_MNIST | {"heads": 2}),
     "a head of 512": DecodeConfig(**_MNIST | {"heads": 1, "d_model": 512}),
     "not convolved": DecodeConfig(**_MNIST | {"short_conv": False}),

@@ -92,13 +92,16 @@ class LaunchConfig:
 
 # From few rows to many: the first configuration with room for a batch is used. With clusters of one
 # block, an H200 drew 10,000 images a sixth faster with one block per multiprocessor than with two,
-# which have half as many registers.
+# which have half as many registers. Those with five slices are for 640 or 1,280 hidden features.
 LAUNCH_CONFIGS = (
     LaunchConfig(cluster=16, rows=8, warps=12, stage_weights=True),
     LaunchConfig(cluster=8, rows=8, warps=12, stage_weights=True),
     LaunchConfig(cluster=8, rows=8, warps=16), LaunchConfig(cluster=8, rows=16, warps=16),
     LaunchConfig(cluster=4, rows=16, warps=16),
     LaunchConfig(cluster=2, rows=16, warps=16),
+    LaunchConfig(cluster=1, rows=32, warps=8, head_groups=2, ff_slices=5, states_per_warp=2),
+    LaunchConfig(cluster=1, rows=64, warps=8, head_groups=4, ff_slices=5, states_per_warp=2),
+    LaunchConfig(cluster=1, rows=80, warps=8, head_groups=4, ff_slices=5, states_per_warp=2),
     LaunchConfig(cluster=1, rows=32, warps=8, head_groups=2, ff_slices=4, states_per_warp=2),
     LaunchConfig(cluster=1, rows=64, warps=8, head_groups=4, ff_slices=4, states_per_warp=2),
     LaunchConfig(cluster=1, rows=80, warps=8, head_groups=4, ff_slices=4, states_per_warp=2),

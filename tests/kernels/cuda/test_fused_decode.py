@@ -214,6 +214,20 @@ def test_many_rows_draw_the_same_bytes_as_few(name: str, folder: Path) -> None:
     assert many.bits.all(axis=1).all()
 
 
+@pytest.mark.slow
+def test_slices_of_hidden_features_draw_the_same_bytes(folder: Path) -> None:
+    """Five slices of 128 features, as for the widened ``cifar10``."""
+    reference, rows = images(small("cifar10", height=1, n_layers=1, d_ff=640))
+    sliced = replace(ONE_BLOCK, ff_slices=5)
+    whole, slices = (
+        draw(reference.model, one, reference.inputs, rows, folder, [reference.config.pixels])
+        for one in (FOUR_BLOCKS, sliced)
+    )
+    assert whole.canvas.tobytes() == slices.canvas.tobytes()
+    assert whole.bits[rows].tobytes() == slices.bits[rows].tobytes()
+    assert whole.bits[rows].all()
+
+
 def test_rows_without_active_image_are_not_modified(folder: Path) -> None:
     """Empty rows between others and at the end, and finished images."""
     config = CONFIGS["grey"]
@@ -242,7 +256,7 @@ def test_mma_fragments() -> None:
 def test_shared_bytes_equal_the_layout(launch_config: LaunchConfig) -> None:
     """The layout is evaluated by a static assertion; no code is generated."""
     found = 0
-    for name in ("mnist-paper", "mnist", "cifar10", "categorical RGB"):
+    for name in ("mnist-paper", "mnist", "cifar10", "cifar10, widened", "categorical RGB"):
         s = COMPILED[name]
         if not launch_config.fits(s):
             continue
@@ -283,7 +297,7 @@ def test_every_preset_has_configs_for_few_and_many_rows() -> None:
             COMPILED[name], LAUNCH_CONFIGS, capability=(9, 0), shared=SHARED_BYTES[90]
         )
         assert launch_configs[0].cluster > 1
-        assert launch_configs[0].stage_weights
+        assert launch_configs[0].stage_weights or name not in PRESETS
         assert launch_configs[-1].cluster == 1
         older = supported_configs(
             COMPILED[name], LAUNCH_CONFIGS, capability=(8, 0), shared=SHARED_BYTES[80]
