@@ -26,6 +26,7 @@ from tests.sse_client import Event, parse_sse, rebuild
 SMALL, LARGE = MODELS = ("mnist", "cifar10")
 BATCH = 250  # images per request; the server accepts 256
 MINUTE = 60.0
+MAX_APART = 0.1  # bits/dim between float32 and the decoder's products, of a single image
 THREADS = 64
 
 
@@ -86,6 +87,23 @@ def check_completion(served: Served, sizes: Sizes) -> str:
     )
     assert len({x.tobytes() for x in completed}) > 1, "all completions are the same"
     return f"{len(completed)} completions in {seconds:.2f} s"
+
+
+def check_scores(served: Served, sizes: Sizes) -> str:
+    """Score images, whose bits/dim must be the decoder's; and ask for their next value."""
+    lines = []
+    for model in MODELS:
+        images = served.draw(model, 4, seed=40)
+        began = time.perf_counter()
+        scores = served.score(model, [base64.b64decode(image["png"]) for image in images])
+        seconds = time.perf_counter() - began
+        apart = max(abs(x - y["bits_per_dim"]) for x, y in zip(scores, images, strict=True))
+        assert apart < MAX_APART, f"{model}: {apart:.3f} bits/dim between scores and decoder"
+        values = pixels_of(images[0]["png"]).ravel()[: PRESETS[model].width].tolist()
+        total = sum(served.distribution(model, values))
+        assert abs(total - 1) < 1e-3, f"{model}: the next value's probabilities sum to {total}"
+        lines.append(f"4 {model} in {seconds:.2f} s, at most {apart:.4f} bits/dim apart")
+    return "; ".join(lines)
 
 
 def check_stream(served: Served, sizes: Sizes) -> str:
@@ -196,9 +214,9 @@ def check_sigterm(served: Served, sizes: Sizes) -> str:
 
 Check = Callable[[Served, Sizes], str]
 CHECKS: Mapping[str, Check] = {
-    "samples": check_samples, "completion": check_completion, "stream": check_stream,
-    "seeds": check_seeds, "throughput": check_throughput, "metrics": check_metrics,
-    "SIGTERM": check_sigterm,
+    "samples": check_samples, "completion": check_completion, "scores": check_scores,
+    "stream": check_stream, "seeds": check_seeds, "throughput": check_throughput,
+    "metrics": check_metrics, "SIGTERM": check_sigterm,
 }  # fmt: skip
 
 

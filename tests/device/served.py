@@ -57,6 +57,18 @@ class Served:
         reply = self.client.post("/v1/completions", data=form, files={"image": png})
         return self._complete(model, reply)
 
+    def score(self, model: str, pngs: Sequence[bytes]) -> list[float]:
+        """Return the bits/dim of pictures without a label."""
+        files = [("image", png) for png in pngs]
+        reply = self.client.post("/v1/score", data={"model": model}, files=files)
+        return [score["bits_per_dim"] for score in reply.raise_for_status().json()["data"]]
+
+    def distribution(self, model: str, values: Sequence[int]) -> list[float]:
+        """Return the probabilities of the value after these."""
+        reply = self.client.post("/v1/distribution", json={"model": model, "values": values})
+        probabilities: list[float] = reply.raise_for_status().json()["probabilities"]
+        return probabilities
+
     def draw_array(self, model: str, n: int, seed: int) -> NDArray[np.uint8]:
         """Draw images and return their values, uint8 ``[n, H, W, C]``."""
         body = PLAIN | {"model": model, "n": n, "seed": seed}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from scanline.model.decoders.base import Slots
 from scanline.model.decoders.native import NativeDecoder
 from tests.conftest import random_network, tiny_config
 from tests.device.time_prefill import seconds_for_known, time_network
@@ -15,11 +14,11 @@ def test_known_pixels_are_prefilled_or_stepped_over() -> None:
     decoder, stepped = NativeDecoder(random_network(CONFIG).float(), 3, 1), list[int]()
     step = decoder.step
 
-    def recorded(slots: np.ndarray, n: int) -> None:  # type: ignore[type-arg]
+    def recorded(slots: Slots, n: int) -> None:
         stepped.append(n)
         step(slots, n)
 
-    decoder.step = recorded  # type: ignore[method-assign, assignment]
+    decoder.step = recorded  # type: ignore[method-assign]
     assert seconds_for_known(decoder, 2, 7, prefill=True) > 0
     assert not stepped
     assert seconds_for_known(decoder, 2, 7, prefill=False) > 0
