@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
+RELEASING := $(VENV)/.releasing
+UPGRADE ?= --upgrade
 # Optional dependencies that tests use; dev,e2e,cluster is everything that they can use.
 EXTRAS ?= dev
 # Paths in here are relative, so that the checkout's own path may contain any character.
@@ -15,7 +17,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 # Without cached bytecode, each of the hundreds of processes that tests start would compile its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install serve test test-rest test-all lint gate arm bench e2e cluster docker clean
+.PHONY: install serve test test-rest test-all lint gate arm bench e2e cluster docker lock release clean
 
 install: $(INSTALLED)  ## install what serving and training need, without the tests' packages
 
@@ -54,6 +56,18 @@ cluster: $(READY)  ## install Ray, which the cluster's tests need
 docker:
 	docker compose up --build
 
+lock: $(RELEASING)  ## pin the newest versions that pyproject.toml allows, for the image; UPGRADE= keeps pins
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --custom-compile-command 'make lock' $(UPGRADE) --extra cluster --extra gpu pyproject.toml \
+	  --output-file requirements.lock
+	@# CPU and CUDA builds of torch are different files, so torch gets no hash.
+	awk '/^torch==/ {sub(/ \\$$/, ""); print; skip = 1; next} /^[^ ]/ {skip = 0} !skip' \
+	  requirements.lock > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+release: $(RELEASING)  ## build the source archive, the wheels for Linux and the SBOM into dist/, and test them
+	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/release
+
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c "import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit('Scanline needs \
 	Python 3.11 or newer, and $(PYTHON) is ' + v + ': name another one, as in make PYTHON=python3.12 serve')"
@@ -66,6 +80,10 @@ $(READY): $(INSTALLED)
 	$(PIP_INSTALL) '.$(if $(strip $(EXTRAS)),[$(strip $(EXTRAS))])'
 	mkdir -p $(VENV)/source/scanline  # the package's layout, for mypy
 	ln -sfn ../../../kernels ../../../model ../../../service $(VENV)/source/scanline
+	touch $@
+
+$(RELEASING): $(INSTALLED)
+	$(PIP_INSTALL) '.[release]'
 	touch $@
 
 clean:

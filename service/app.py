@@ -155,7 +155,10 @@ def _add_operations(app: FastAPI, app_state: AppState) -> None:
         responses={503: {"description": "Loading or shutting down.", "model": ErrorReply}},
     )
     async def readyz() -> str:
-        """Check that requests are accepted: models are loaded and the server is not draining."""
+        """Check that requests are accepted: models are loaded and the server is not draining.
+
+        The reply has a further line for each model that draws slowly.
+        """
         if app_state.draining:
             raise not_ready("not ready: shutting down")
         if not app_state.ready:
@@ -163,7 +166,8 @@ def _add_operations(app: FastAPI, app_state: AppState) -> None:
         dead = [name for name, loaded in app_state.models.items() if not loaded.engine.alive]
         if dead:
             raise not_ready(f"not ready: no engine of {' and '.join(dead)} is running")
-        return "ready\n"
+        slow = [name for name, loaded in app_state.models.items() if loaded.engine.slow]
+        return "".join(["ready\n", *(f"{name} draws slowly: see the log\n" for name in slow)])
 
     @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from PIL import Image
 
+from scanline.kernels.native.build import DECODER, TRAINING, load_build, prebuilt_name
+from scanline.kernels.native.cpu import cpu_isas, machine_isas
+from scanline.service import __version__
 from tests.conftest import ROOT
 
 FOLDERS = ("kernels", "model", "service", "tests", "weights")
@@ -97,6 +106,76 @@ def test_a_source_archive_is_complete(source: Path, tmp_path: Path) -> None:
     }
     assert listed - names == set()
     assert {"LICENSE", "README.md", "docs/architecture.md", "CONTRIBUTING.md", "Makefile"} <= names
+    assert {"setup.py", "requirements.lock", "CITATION.cff"} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="wheels with native code are for Linux")
+def test_a_wheel_with_native_code_needs_no_compiler(source: Path, tmp_path: Path) -> None:
+    """The fake compiler returns the checkout's build, instead of compiling for minutes."""
+    compiler, machine = tmp_path / "fake-c++", platform.machine()
+    compiler.write_text(
+        f"""#!/bin/sh
+case "$*" in
+    *-dumpmachine*) exec echo {machine}-linux-gnu;;
+    */training.cpp*) built='{load_build(source=TRAINING)._name}';;
+    *) built='{load_build()._name}';;
+esac
+while [ "$1" != -o ]; do shift; done
+exec cp "$built" "$2"
+"""
+    )
+    compiler.chmod(0o755)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", tmp_path]
+    build = {"SCANLINE_PREBUILT": machine, "CXX": str(compiler)}
+    run(*PIP, "wheel", ".", *options, cwd=source, **build)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"scanline_rnn-{__version__}-py3-none-linux_{machine}.whl"
+    installed, folder = tmp_path / "installed", "scanline/kernels/native/prebuilt"
+    with zipfile.ZipFile(wheel) as opened:
+        names = {name for name in opened.namelist() if name.endswith(".so")}
+        opened.extractall(installed)
+    sources = (DECODER, TRAINING)
+    assert names == {
+        f"{folder}/{prebuilt_name(isa, path)}" for isa in machine_isas() for path in sources
+    }
+    program = "from scanline.model import draw; draw('mnist', 1)"
+    nothing = {"PATH": str(tmp_path), "SCANLINE_CACHE": str(tmp_path / "cache"), "CXX": ""}
+    program += "; from scanline.kernels.native.build import load_build; print(load_build()._name)"
+    said = run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(installed), **nothing)
+    assert said == f"{installed / folder / prebuilt_name(cpu_isas()[0], DECODER)}\n"
+    assert not (tmp_path / "cache").exists()
+
+
+def locked() -> dict[str, list[str]]:
+    """Return the versions of each package that the lock file names; it may name one per Python."""
+    versions: dict[str, list[str]] = {}
+    lines = (ROOT / "requirements.lock").read_text().replace("\\\n", " ").splitlines()
+    for line in (line for line in lines if not line.startswith("#")):
+        requirement, *hashes = line.split(" --hash=sha256:")
+        parsed = Requirement(requirement)
+        assert bool(hashes) == (parsed.name != "torch"), parsed.name
+        assert all(re.fullmatch(r"[0-9a-f]{64}\s*", one) for one in hashes)
+        (version,) = parsed.specifier
+        assert version.operator == "=="
+        versions.setdefault(parsed.name, []).append(version.version)
+    return versions
+
+
+def test_the_lock_file_covers_the_requirements() -> None:
+    """Every version in it is allowed by pyproject.toml."""
+    project, versions = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"], locked()
+    extras = project["optional-dependencies"]
+    for text in (*project["dependencies"], *extras["cluster"], *extras["gpu"]):
+        wanted = Requirement(text)
+        assert versions[canonicalize_name(wanted.name)], wanted
+        for version in versions[canonicalize_name(wanted.name)]:
+            assert version in wanted.specifier, f"{wanted} is locked at {version}: make lock"
+
+
+def test_versions_agree() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
 
 
 def test_every_package_is_installed() -> None:

@@ -1,8 +1,13 @@
 """Build of the native CPU code: compiles the C++ for this machine, caches and loads it.
 
-The system's compiler builds the decoder and the training library on first use, once per source,
-compiler command and ISA. ``python -m scanline.kernels.native.build`` builds for all ISAs in
-advance, so that a Docker image built this way runs without a compiler.
+For each ISA, best first, a build is taken from
+
+1. the package, if its wheel brought builds (``prebuild.py``) and ``CXX`` is not set;
+2. the cache, if this compiler built it before;
+3. the system's compiler, which builds it into the cache.
+
+Without a compiler, any compiler's build in the cache is used. The hash of sources and flags is part
+of every file name, so a build of other sources is never loaded.
 
 Environment variables: ``CXX`` is the compiler command, ``SCANLINE_CACHE`` the folder of builds
 (default ``~/.cache/scanline``), ``SCANLINE_CXXFLAGS`` adds compiler flags (such as
@@ -25,11 +30,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scanline.kernels.cache import CacheFolderError, atomic_path, cache_folder
-from scanline.kernels.native.cpu import ISAS, cpu, cpu_isas, machine_isas
+from scanline.kernels.native.cpu import ISAS, cpu, cpu_isas
 
 log = logging.getLogger("scanline.native")
 
 FOLDER = Path(__file__).parent
+PREBUILT = FOLDER / "prebuilt"  # only installed wheels have it
 DECODER, TRAINING = FOLDER / "decoder.cpp", FOLDER / "training" / "training.cpp"
 FLAGS = (
     "-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread",
@@ -88,18 +94,20 @@ def _cache() -> Path:
         raise NativeBuildError(str(error)) from error
 
 
-def _run(command: Sequence[str], folder: Path | None = None) -> str:
+def run_compiler(
+    command: Sequence[str], folder: Path | None = None, timeout: float | None = COMPILE_TIMEOUT
+) -> str:
     """Run a compiler with its temporary files in ``folder``, and return its output."""
     env = os.environ | ({} if folder is None else {"TMPDIR": str(folder)})
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT, env=env
+            command, capture_output=True, text=True, check=False, timeout=timeout, env=env
         )
     except OSError as error:
         raise NativeBuildError(f"{command[0]} cannot be run ({error}): {INSTALL}") from error
     except subprocess.TimeoutExpired as error:
         raise InterruptedBuildError(
-            f"{shlex.join(command)} took longer than {COMPILE_TIMEOUT} s and was stopped: try "
+            f"{shlex.join(command)} took longer than {timeout} s and was stopped: try "
             "again when the machine is less busy"
         ) from error
     if done.returncode < 0:
@@ -173,6 +181,9 @@ def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
 
 
 def _load(isa: str, source: Path) -> ctypes.CDLL:
+    prebuilt = PREBUILT / prebuilt_name(isa, source)
+    if not os.environ.get("CXX") and prebuilt.is_file() and (library := _open(prebuilt)):
+        return library
     try:
         compiler = find_compiler()
     except NativeBuildError:
@@ -204,16 +215,22 @@ def _flags(isa: str) -> list[str]:
 
 
 def _stem(isa: str, source: Path) -> str:
-    """Return the file name, without compiler, of a source's build: a hash of flags and sources."""
+    """Return the start of a build's file name, with a hash of its flags and sources."""
     key = hashlib.sha256("\0".join(_flags(isa)).encode())
     for part in (source, *sorted({*FOLDER.glob("*.h"), *source.parent.glob("*.h")})):
         key.update(part.read_bytes())
     return f"{source.stem}-{isa}-{key.hexdigest()[:16]}"
 
 
+def prebuilt_name(isa: str, source: Path) -> str:
+    """Return the file name of a build in a wheel, whose compiler does not matter."""
+    return f"{_stem(isa, source)}.so"
+
+
 def _name(isa: str, compiler: Sequence[str], source: Path) -> str:
     """Return the file name of a build, which depends on the compiler's version and arguments."""
-    key = hashlib.sha256("\0".join([_run([*compiler, "--version"]), *compiler[1:]]).encode())
+    version = run_compiler([*compiler, "--version"])
+    key = hashlib.sha256("\0".join([version, *compiler[1:]]).encode())
     return f"{_stem(isa, source)}-{key.hexdigest()[:8]}.so"
 
 
@@ -221,17 +238,28 @@ def _open(path: Path) -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        log.warning("rebuilding %s, which cannot be loaded: %s", path, error)
+        log.warning("%s is not used, because it cannot be loaded: %s", path, error)
         return None
 
 
-def _build(
-    compiler: Sequence[str], isa: str, source: Path, path: Path, to_load: bool = True
+def compile_library(
+    compiler: Sequence[str],
+    isa: str,
+    source: Path,
+    path: Path,
+    *options: str,
+    to_load: bool = True,
 ) -> None:
+    """Compile a source for an ISA, with further compiler options, into the file ``path``.
+
+    ``to_load`` limits the time, and raises ``OSError`` if code in the file's folder may not be
+    executed. Builds in advance may take long, because the compiler may be emulated.
+    """
     with atomic_path(path) as built:
         if to_load and _NOEXEC and os.statvfs(built.parent).f_flag & _NOEXEC:
             raise OSError("it is mounted noexec")
-        _run([*compiler, *_flags(isa), str(source), "-o", str(built)], built.parent)
+        command = [*compiler, *_flags(isa), *options, str(source), "-o", str(built)]
+        run_compiler(command, built.parent, COMPILE_TIMEOUT if to_load else None)
         built.chmod(0o755)
 
 
@@ -241,7 +269,7 @@ def _build_cached(
     """Build into the cache and load. Log a warning and return None if the cache is not usable."""
     try:
         log.info("building %s into %s", source.name, path)
-        _build(compiler, isa, source, path)
+        compile_library(compiler, isa, source, path)
         return ctypes.CDLL(str(path))
     except (OSError, FullDiskError) as error:
         log.warning(
@@ -256,7 +284,7 @@ def _build_private(compiler: Sequence[str], isa: str, source: Path, name: str) -
     try:
         with tempfile.TemporaryDirectory(prefix="scanline-") as folder:
             path = Path(folder) / name
-            _build(compiler, isa, source, path)
+            compile_library(compiler, isa, source, path)
             return ctypes.CDLL(str(path))  # stays mapped after the file is deleted
     except OSError as error:
         raise BuildFolderError(
@@ -269,15 +297,5 @@ def build(isa: str, source: Path) -> Path:
     """Build a source for an ISA into the cache, even if this CPU lacks it; return the file."""
     compiler, folder = find_compiler(), _cache()
     path = folder / _name(isa, compiler, source)
-    _build(compiler, isa, source, path, to_load=False)
+    compile_library(compiler, isa, source, path, to_load=False)
     return path
-
-
-def build_all() -> list[Path]:
-    """Build all sources for all ISAs of this architecture into the cache; return the files."""
-    return [build(isa, source) for source in (DECODER, TRAINING) for isa in machine_isas()]
-
-
-if __name__ == "__main__":
-    for built in build_all():
-        print(built)  # noqa: T201

@@ -85,9 +85,13 @@ def _apple_features() -> frozenset[str]:
     )
 
 
-def machine_isas() -> list[str]:
-    """Return the ISAs of this CPU's architecture, best first. This CPU may lack some of them."""
-    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+def machine_isas(machine: str = "") -> list[str]:
+    """Return the ISAs of an architecture, by default this CPU's, best first.
+
+    This CPU may lack some of them.
+    """
+    machine = machine or platform.machine()
+    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
     return [name for name, isa in ISAS.items() if isa.machine in ("", machine)]
 
 

@@ -122,6 +122,7 @@ class Decoder(ABC):
         precision: The format of the matrix products.
         arithmetic: The version of the arithmetic that makes a seed's bytes the same on every CPU;
             None if the bytes depend on the machine.
+        slow: Whether drawing is many times slower than on a usual machine.
         memory: Host memory in bytes that the slots take once they are used.
         supports_prefill: Whether images may start after their leading known pixels.
         min_prefill: The number of leading known pixels from which an image does. The steps go over
@@ -134,6 +135,7 @@ class Decoder(ABC):
     backend: str
     precision: str = "float32"
     arithmetic: int | None = None
+    slow: bool = False
     memory: int = 0
     supports_prefill: bool = True
     min_prefill: int = 1

@@ -71,9 +71,12 @@ def create_decoder(
             raise
         own_threads = "" if threads is None else ", with torch's own number of threads"
         log.warning("decoding with the slow reference backend%s: %s", own_threads, error)
-        return ReferenceDecoder(model, max_slots)
+        reference = ReferenceDecoder(model, max_slots)
+        reference.slow = True
+        return reference
     log.info("decoding with %s on %s, %d threads", native.variant, native.isa, native.threads)
     if native.isa == "portable":
+        native.slow = True
         log.warning(
             "decoding is slow, because this CPU has none of the instruction sets that the native "
             "backend is optimised for; the same seeds give the same bytes"

@@ -33,7 +33,7 @@ _MODEL = {
     "id": "mnist", "object": "model", "created": 1700000000, "owned_by": "scanline", "width": 28,
     "height": 28, "channels": 1, "classes": ["0", "1"], "bits_per_dim": 0.61, "steps": 784,
     "order": "pixel", "attention": "linear", "parameters": 1394176, "backend": "native",
-    "arithmetic": 1, "slots": 64, "guidance": 2.0, "top_p": 1.0,
+    "arithmetic": 1, "slow": False, "slots": 64, "guidance": 2.0, "top_p": 1.0,
 }  # fmt: skip
 _SCORE = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": [0.002, 1.25]}
 
@@ -206,6 +206,12 @@ class ModelReply(BaseModel):
             "gives the same bytes on every CPU. Null if they depend on the machine."
         ),
     ]
+    slow: Annotated[
+        bool,
+        Field(
+            description="Whether this machine draws many times slower than usual; its log says why."
+        ),
+    ]
     slots: int
     guidance: Annotated[float, Field(description="Default for images with a label.")]
     top_p: Annotated[float, Field(description="Default.")]
@@ -229,6 +235,7 @@ class ModelReply(BaseModel):
             parameters=sum(p.numel() for p in loaded.checkpoint.model.parameters()),
             backend=engine.backend,
             arithmetic=engine.arithmetic,
+            slow=engine.slow,
             slots=engine.slots,
             guidance=loaded.checkpoint.defaults.guidance,
             top_p=loaded.checkpoint.defaults.top_p,

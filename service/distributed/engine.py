@@ -180,6 +180,11 @@ class DistributedEngine:
         return next((report.arithmetic for report in self.reports.values()), None)
 
     @property
+    def slow(self) -> bool:
+        """Whether a replica draws many times slower than a usual machine."""
+        return any(report.slow for report in self.reports.values())
+
+    @property
     def alive(self) -> bool:
         """True if there is a replica and the queue accepts work."""
         return self._thread.is_alive() and not self.queue.closed and bool(self.reports)

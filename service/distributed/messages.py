@@ -102,6 +102,7 @@ class ReplicaReport(NamedTuple):
     variant: str
     arithmetic: int | None
     metrics: list[Metric]
+    slow: bool = False
 
     @property
     def reproducibility(self) -> str:

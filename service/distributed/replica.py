@@ -131,7 +131,7 @@ class Replica:
         engine = self._engine
         return ReplicaReport(
             self._name, engine.slots, engine.total_slots - engine.slots, engine.backend,
-            engine.variant, engine.arithmetic, self._metrics.decoder_metrics(),
+            engine.variant, engine.arithmetic, self._metrics.decoder_metrics(), engine.slow,
         )  # fmt: skip
 
     def record_autoscaling_stats(self) -> dict[str, float]:

@@ -74,6 +74,7 @@ class Engine:
         self.total_slots = decoder.max_slots
         self.backend, self.variant, self.memory = decoder.backend, decoder.variant, decoder.memory
         self.arithmetic, self.likelihood_device = decoder.arithmetic, decoder.likelihood_device
+        self.slow = decoder.slow
         self.queue = Queue(name, decoder.config, limits, clock)
         self._progress = ProgressTracker(self.queue, observer, clock)
         self._slots = SlotAllocator(decoder.config, decoder.max_slots, spare)

@@ -60,6 +60,11 @@ class EngineProtocol(Protocol):
         ...
 
     @property
+    def slow(self) -> bool:
+        """Whether drawing is many times slower than on a usual machine."""
+        ...
+
+    @property
     def slots(self) -> int:
         """Number of slots that any request may use."""
         ...

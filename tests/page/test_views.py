@@ -6,10 +6,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from scanline.service.state import AppState
 from tests.page.helpers import Open, expect, wait_until_drawn, wait_until_measured
+from tests.service.fixtures import FakeDecoder
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
+
+
+def test_slow_server_is_announced(visit: Open, served: tuple[AppState, str, FakeDecoder]) -> None:
+    engine = served[0].models["grey"].engine
+    page = visit("#draw?model=grey")
+    wait_until_drawn(page)
+    expect(page.locator("#slow-note")).to_be_hidden()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engine, "slow", True)
+        page = visit("#draw?model=grey")
+        wait_until_drawn(page)
+        expect(page.locator("#slow-note")).to_be_visible()
 
 
 def test_failed_view_is_reported(visit: Open) -> None:

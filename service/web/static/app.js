@@ -146,6 +146,7 @@ class Page {
   setModel(id) {
     this.model = this.models.find((model) => model.id === id) ?? this.models[0];
     this.picker.select(this.model.id);
+    document.getElementById("slow-note").hidden = !this.model.slow;
     const digits = modelTitle(this.model) === "Digits";
     for (const text of document.querySelectorAll("[data-picture]")) {
       text.textContent = digits ? "a digit" : "a picture";

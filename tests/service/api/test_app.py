@@ -199,6 +199,7 @@ def test_list_models(api: LiveServer) -> None:
     assert grey["steps"] == 30
     assert grey["backend"] == "reference"
     assert grey["arithmetic"] is None
+    assert grey["slow"] is False
     assert grey["slots"] == 8
     assert grey["parameters"] == sum(p.numel() for p in tiny_model().parameters())
     assert abs(grey["created"] - time.time()) < 3600

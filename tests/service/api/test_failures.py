@@ -23,6 +23,7 @@ from scanline.service.state import open_engine
 from tests.service.api.fixtures import serve, stepwise_server
 from tests.service.engine.fixtures import losing
 from tests.service.fixtures import (
+    COLOUR,
     GREY,
     FakeDecoder,
     build,
@@ -116,6 +117,20 @@ def test_full_disk_is_500(
             check_error(api.complete(b"a picture", known_rows=1), 500, "internal_error")
         assert "No space left on device" in caplog.text
         check_error(api.complete(b"no picture", known_rows=1), 400, "invalid_image")
+
+
+def test_slow_models_are_reported() -> None:
+    """A machine without the native decoder is ready, but its operator has to know."""
+    grey, colour = FakeDecoder(GREY, 8), FakeDecoder(COLOUR, 8)
+    colour.slow = True
+    app_state, app = build(decoders={"grey": grey, "colour": colour})
+    with (
+        listening(app, lambda: app_state.ready) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        assert client.get("/readyz").text == "ready\ncolour draws slowly: see the log\n"
+        slow = {one["id"]: one["slow"] for one in client.get("/v1/models").json()["data"]}
+        assert slow == {"grey": False, "colour": True}
 
 
 def test_readiness_while_loading_ready_and_draining() -> None:
