@@ -18,7 +18,7 @@ ARG TORCH_BACKEND="cpu"
 ARG UV_INDEX=""
 ARG EXTRAS=""
 # Emulated builders are slow.
-ENV UV_COMPILE_BYTECODE_TIMEOUT=none
+ENV UV_COMPILE_BYTECODE_TIMEOUT=600
 WORKDIR /src
 RUN python -m venv --without-pip /opt/scanline
 # Dependencies come first, because they change rarely and make the largest layer. The lock file names
