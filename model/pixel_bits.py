@@ -1,4 +1,4 @@
-"""Per-pixel bits of images, and the distribution of the next value."""
+"""Per-pixel bits of images, and the distributions of the next pixel's values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
 from scanline.model.config import NO_LABEL, VALUES
 from scanline.model.network import LinearTransformer
@@ -25,7 +27,7 @@ def likelihood_network(network: LinearTransformer, device: torch.device) -> Line
     network = copy.deepcopy(network).to(device)
     config = network.config
     pixel_bits(network, np.zeros((1, config.pixels, config.channels), np.uint8), NO_LABEL)
-    next_value(network, [0] * config.channels if config.pixels > 1 else [], NO_LABEL)
+    pixel_distributions(network, [0] * config.channels if config.pixels > 1 else [], [NO_LABEL])
     return network
 
 
@@ -52,40 +54,44 @@ def pixel_bits(
 
 
 @torch.inference_mode()
-def next_value(
-    network: LinearTransformer, values: Sequence[int], label: int
+def pixel_distributions(
+    network: LinearTransformer, values: Sequence[int], labels: Sequence[int]
 ) -> NDArray[np.float32]:
-    """Return the probabilities of the next value: float32 ``[256]``.
+    """Return the distributions of the channels of the pixel of the next value.
 
     Args:
-        network: The network.
+        network: The network, on any device.
         values: The values so far, in raster order with the channels innermost; fewer than an image
             has.
-        label: A class number, or -1 for none.
+        labels: A class number, or -1 for none, per row of the result.
+
+    Returns:
+        float32 ``[B, K, 256]``: for each label, the probabilities of the K channels up to the next
+        value, each given the values before it.
     """
     config = network.config
+    position, next_channel = divmod(len(values), config.channels)
     canvas = np.zeros(config.values, np.uint8)
     canvas[: len(values)] = values
-    if not values and config.start == "given":  # not modelled: the first value is fixed
-        certain = np.zeros(VALUES, np.float32)
-        certain[config.first_value] = 1
-        return certain
     device = next(network.parameters()).device
     pixels = torch.from_numpy(canvas.reshape(1, config.pixels, config.channels)).to(device)
-    position, channel = divmod(len(values), config.channels)
-    labels = torch.tensor([label], device=device)
-    state = network.initial_state(1)
+    pixels, rows = pixels.repeat(len(labels), 1, 1), torch.tensor(labels, device=device)
+    state = network.initial_state(len(labels))
     if position:
-        state, _ = network.prefill(pixels, torch.tensor([position], device=device), labels)
-    first_step = position * config.steps_per_pixel
-    last_step = first_step + channel // config.step_channels
+        state, _ = network.prefill(pixels, torch.full_like(rows, position), rows)
     parameters = torch.empty(0)
-    for step in range(first_step, last_step + 1):
-        if step < network.first_step:
+    distributions: list[Tensor] = []
+    for channel in range(next_channel + 1):
+        step, within_step = divmod(channel, config.step_channels)
+        step += position * config.steps_per_pixel
+        if step < network.first_step:  # not modelled: the first value is fixed
+            certain = F.one_hot(torch.full_like(rows, config.first_value), VALUES)
+            distributions.append(certain.float())
             continue
-        parameters = network.step(pixels, torch.tensor([step], device=device), state, labels)
-    channels, channel = config.step_channels, channel % config.step_channels
-    decided = pixels[:, position, :channels].long()
-    log_probabilities = network.head.log_probs(parameters, channel, decided)
-    probabilities: NDArray[np.float32] = log_probabilities[0].exp().cpu().numpy()
-    return probabilities
+        if within_step == 0:
+            parameters = network.step(pixels, torch.full_like(rows, step), state, rows)
+        first = channel - within_step
+        decided = pixels[:, position, first : first + config.step_channels].long()
+        distributions.append(network.head.log_probs(parameters, within_step, decided).exp())
+    stacked: NDArray[np.float32] = torch.stack(distributions, 1).cpu().numpy()
+    return stacked

@@ -63,8 +63,8 @@ def customize_openapi(app: FastAPI, has_key: bool, max_images: int) -> None:
 
 
 def _first_sentence(text: str) -> str:
-    """Return the first sentence of a description on one line, without its full stop."""
-    return re.split(r"\.(?:\s|$)", " ".join(text.split()), maxsplit=1)[0]
+    """Return the first sentence of a description on one line, without full stop and backquotes."""
+    return re.split(r"\.(?:\s|$)", " ".join(text.split()), maxsplit=1)[0].replace("`", "")
 
 
 def _set_limits(part: Any, max_images: int) -> None:

@@ -35,6 +35,7 @@ _MODEL = {
     "order": "pixel", "attention": "linear", "parameters": 1394176, "backend": "native",
     "arithmetic": 1, "slow": False, "slots": 64, "guidance": 2.0, "top_p": 1.0,
 }  # fmt: skip
+_CHANNEL = {"channel": 0, "probabilities": [0.98, 0.001], "unconditional": [0.95, 0.004]}
 _SCORE = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": [0.002, 1.25]}
 
 
@@ -288,3 +289,29 @@ class DistributionReply(BaseModel):
     position: Annotated[int, Field(description="Pixel of the value.")]
     channel: Annotated[int, Field(description="0 for grey or red, 1 for green, 2 for blue.")]
     probabilities: Annotated[list[float], Field(description="Of the 256 values, at temperature 1.")]
+
+
+class ChannelDistribution(BaseModel):
+    """Distribution of one channel of a pixel."""
+
+    model_config = example(**_CHANNEL)
+
+    channel: Annotated[int, Field(description="0 for grey or red, 1 for green, 2 for blue.")]
+    probabilities: Annotated[list[float], Field(description="Of the 256 values, at temperature 1.")]
+    unconditional: Annotated[
+        list[float] | None,
+        Field(description="The same without the label; null unless `unconditional` is set."),
+    ]
+
+
+class PixelDistributionReply(BaseModel):
+    """Distributions of the channels of a pixel."""
+
+    model_config = example(model="mnist", position=3, channels=[_CHANNEL])
+
+    model: str
+    position: Annotated[int, Field(description="The pixel.")]
+    channels: Annotated[
+        list[ChannelDistribution],
+        Field(description="From channel 0 to that of the next value, each given those before it."),
+    ]

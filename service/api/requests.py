@@ -214,3 +214,18 @@ class DistributionRequest(RequestBody):
     ]
     model: Model = None
     label: Annotated[int | str | None, Field(description=CLASS_HELP), ACCEPT_WHOLE_FLOAT] = None
+
+
+class PixelDistributionRequest(DistributionRequest):
+    """Request for the distributions of the channels of a pixel."""
+
+    model_config = ConfigDict(
+        strict=True,
+        json_schema_extra={
+            "examples": [{"values": [0, 0, 0], "label": "7", "unconditional": True}]
+        },
+    )
+
+    unconditional: Annotated[
+        bool, Field(description="Include the distributions without the label, for guidance.")
+    ] = False

@@ -1,4 +1,4 @@
-"""Routes that evaluate a model: bits/dim of pictures, and the distribution of the next value."""
+"""Routes that evaluate a model: bits/dim of pictures, and distributions of values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ import numpy as np
 from fastapi import APIRouter, Depends, Form, Request, Response
 from numpy.typing import NDArray
 
-from scanline.model.config import ModelConfig
+from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.images import ImageError
-from scanline.model.pixel_bits import next_value, pixel_bits
+from scanline.model.pixel_bits import pixel_bits, pixel_distributions
 from scanline.service.api.dependencies import BODY_DEPENDENCIES, AppStateDep, find_model
-from scanline.service.api.replies import DistributionReply, Score, ScoreReply
-from scanline.service.api.requests import DistributionRequest, ScoreForm
+from scanline.service.api.replies import (
+    ChannelDistribution,
+    DistributionReply,
+    PixelDistributionReply,
+    Score,
+    ScoreReply,
+)
+from scanline.service.api.requests import DistributionRequest, PixelDistributionRequest, ScoreForm
 from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.engine.queue import CLOSED_MESSAGE, ClosedError
 from scanline.service.errors import error_responses
@@ -100,26 +106,69 @@ async def distribution(
 ) -> DistributionReply:
     """Return the probability of each of the 256 values to be next, given the values so far."""
     loaded = _find_open_model(app_state, body.model)
-    config = loaded.checkpoint.model.config
-    if len(body.values) >= config.values:
-        raise ApiError(
-            400,
-            f"values: must be at most {config.values - 1}, because an image has {config.values} "
-            f"values; got {len(body.values)}",
-            param="values",
-            code="too_many",
-        )
-    label = _class_index(config, body.label)
-    async with watch_client(request) as client:
-        measure = (next_value, loaded.network, body.values, label)
-        expected = await app_state.score_pool.run(client, *measure)
-    position, channel = divmod(len(body.values), config.channels)
+    labels = [_class_index(loaded.engine.config, body.label)]
+    ((*_, expected),) = await _distributions(request, app_state, loaded, body.values, labels)
+    position, channel = divmod(len(body.values), loaded.engine.config.channels)
     return DistributionReply(
         model=loaded.engine.name,
         position=position,
         channel=channel,
-        probabilities=[float(f"{p:.6g}") for p in expected],
+        probabilities=_rounded(expected),
     )
+
+
+@router.post("/distribution/pixel", tags=["look inside"], responses=_ERRORS)
+async def pixel_distribution(
+    request: Request, app_state: AppStateDep, body: PixelDistributionRequest
+) -> PixelDistributionReply:
+    """Return the distributions of all channels of a pixel, up to the channel of the next value.
+
+    Each is given the values before it, so `values` may end with channels of the pixel itself: with
+    its red and green, the reply has the distributions of red, green and blue.
+    """
+    loaded = _find_open_model(app_state, body.model)
+    config = loaded.engine.config
+    labels = [_class_index(config, body.label)] + [NO_LABEL] * body.unconditional
+    rows = await _distributions(request, app_state, loaded, body.values, labels)
+    return PixelDistributionReply(
+        model=loaded.engine.name,
+        position=len(body.values) // config.channels,
+        channels=[
+            ChannelDistribution(
+                channel=channel,
+                probabilities=_rounded(expected),
+                unconditional=_rounded(rows[-1][channel]) if body.unconditional else None,
+            )
+            for channel, expected in enumerate(rows[0])
+        ],
+    )
+
+
+async def _distributions(
+    request: Request, app_state: AppState, loaded: LoadedModel, values: list[int], labels: list[int]
+) -> list[NDArray[np.float32]]:
+    """Return the distributions of a pixel's channels: ``[K, 256]`` for each label."""
+    network, config = loaded.network, loaded.engine.config
+    if len(values) >= config.values:
+        raise ApiError(
+            400,
+            f"values: must be at most {config.values - 1}, because an image has {config.values} "
+            f"values; got {len(values)}",
+            param="values",
+            code="too_many",
+        )
+    rows: list[NDArray[np.float32]] = []
+    batch = max(1, STEPS_PER_CALL // config.steps)
+    async with watch_client(request) as client:
+        for first in range(0, len(labels), batch):
+            measure = (pixel_distributions, network, values, labels[first : first + batch])
+            rows.extend(await app_state.score_pool.run(client, *measure))
+    return rows
+
+
+def _rounded(probabilities: NDArray[np.float32]) -> list[float]:
+    """Return probabilities with six significant digits."""
+    return [float(f"{p:.6g}") for p in probabilities]
 
 
 def _find_open_model(app_state: AppState, name: str | None) -> LoadedModel:

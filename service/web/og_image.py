@@ -41,27 +41,33 @@ router = APIRouter()
 
 
 class Preview(NamedTuple):
-    """Text of a view's preview."""
+    """Text of a view's preview; ``alt`` describes the image."""
 
     title: str
     description: str
+    alt: str
 
 
 _LANDING = Preview(
     "Scanline: pictures, one pixel at a time",
     "A language model writes one word at a time; this one draws one pixel at a time.",
+    "Pictures that the model drew",
 )
 _PREVIEWS = {
     "complete": Preview(
         "What else could it be? – Scanline",
         "The top of a picture, and some ways in which the model completes it. Draw your own.",
+        "Completions of one picture, all with the same known part",
     ),
     "play": Preview(
         "Guess it from the upper half – Scanline",
         "Five pictures, of which you see the upper halves. The model guesses too.",
+        "The upper halves of pictures",
     ),
     "watch": Preview(
-        "Watch it draw – Scanline", "See how likely each value is, and the dice that choose one."
+        "Watch it draw – Scanline",
+        "See how likely each value is, and the dice that choose one.",
+        "A picture that the model drew",
     ),
 }
 _DEFAULT = {"view": "start", "seed": "7", "n": "4"}  # preview of the landing page
@@ -93,7 +99,7 @@ def og_tags(request: Request) -> str:
         return tags
     address = f"{request.base_url}card.png?{urlencode(_image_query(query))}"
     card = '<meta name="twitter:card" content="summary_large_image">'
-    return tags + _tag("og:image", address) + card
+    return tags + _tag("og:image", address) + _tag("og:image:alt", preview.alt) + card
 
 
 def _tag(name: str, content: str) -> str:

@@ -157,7 +157,7 @@ def test_interactive_elements_have_names(visit: Open, view: str) -> None:
     names = {n["name"]["value"] for n in seen if n["role"]["value"] == "slider"}
     expected = {
         "draw": SHAPING,
-        "complete": {"Known rows", "Brush size"} | SHAPING,
+        "complete": {"Rows to keep", "Brush size"} | SHAPING,
         "inside": {"Pixel"} | SHAPING,
         "play": set(),
         "watch": SHAPING,

@@ -66,12 +66,30 @@ def test_row_title_is_shown_on_sorted_images(visit: Open) -> None:
     expect(rows.nth(2)).to_be_hidden()
     page.click("#draw [data-action=sort]")
     expect(rows.nth(2)).to_be_visible()
+    expect(page.locator("#draw .grid-toolbar")).to_contain_text(
+        "surprised the model least comes first"
+    )
     messages = page.locator("#draw .image-grid small").first.inner_text()
     (row,) = re.findall(r"Temperature [\d.]+", messages)
     button = page.locator("#draw .image-grid button").first
-    assert f", {row}, seed" in (button.get_attribute("aria-label") or "")
+    assert re.fullmatch(rf"Image \d, {row}: enlarge", button.get_attribute("aria-label") or "")
     button.click()
     expect(page.locator("#viewer-facts")).to_contain_text(row)
+
+
+def test_alternative_texts_name_what_was_drawn(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5&label=one")
+    wait_until_drawn(page)
+    button = page.locator("#draw .image-grid button").first
+    expect(button).to_have_attribute("aria-label", "Image 1, drawn as a one: enlarge")
+    button.click()
+    picture = page.locator("#viewer-canvas")
+    expect(picture).to_have_attribute("aria-label", "Image 1, drawn as a one, enlarged")
+    page.click("#viewer-keep")
+    kept, drawn = (page.locator(f"[data-strip={strip}] img") for strip in ("kept", "drawn"))
+    expect(kept).to_have_attribute("alt", "Draw again: a picture by grey, drawn as a one")
+    text = "Draw again: 2 pictures by grey, the first drawn as a one"
+    expect(drawn).to_have_attribute("alt", text)
 
 
 def test_every_tile_shows_its_heatmap(visit: Open) -> None:

@@ -160,7 +160,7 @@ def test_continuation_without_suggested_value(visit: Open) -> None:
     page = visit("#inside")
     picture = random_picture()
     look_at(page, encode(picture))
-    page.route("**/v1/distribution", lambda route: None)  # never answers
+    page.route("**/v1/distribution/pixel", lambda route: None)  # never answers
     touch(page, "#inside-picture", 3, 2, GREY.width, GREY.height)
     page.click("#whatif-form button[type=submit]")
     expect(page.locator("#whatif-results [data-status-panel]")).to_contain_text("a second")
@@ -269,13 +269,25 @@ def test_link_contains_uploaded_picture(visit: Open) -> None:
     assert shown == np.asarray(picture).ravel()[: 5 * GREY.width].tolist()
 
 
+def test_back_returns_to_the_picture_before_an_uploaded_one(visit: Open) -> None:
+    page = visit("#inside?seed=5")
+    wait_until_measured(page)
+    drawn = pixels(page, "#inside-heatmap")
+    look_at(page, encode(random_picture()))
+    page.go_back()
+    expect(page).to_have_url(re.compile("seed=5"))
+    expect(page.locator("#inside-caption")).to_contain_text("drawn by the model")
+    wait_until_measured(page)
+    assert pixels(page, "#inside-heatmap") == drawn
+
+
 def test_underflowing_probability_shows_no_infinity(visit: Open) -> None:
     page = visit("#inside")
-    none = {"probabilities": [1.0] + 255 * [0.0]}
-    page.route("**/v1/distribution", lambda route: route.fulfill(json=none))
+    none = {"channels": [{"probabilities": [1.0] + 255 * [0.0]}]}
+    page.route("**/v1/distribution/pixel", lambda route: route.fulfill(json=none))
     look_at(page, encode(random_picture()))
     set_slider(page, "#inside-position", 7)
-    expect(page.locator("#expected-text")).to_contain_text("(below 0.01 %, over 100 bits)")
+    expect(page.locator("#expected-text")).to_contain_text("(under 0.01 %, over 100 bits)")
     expect(page.locator("#verdict")).to_have_text(VERDICT)  # from the measured bits
 
 
@@ -287,10 +299,13 @@ def test_expected_colour_conditions_on_expected_channels(visit: Open) -> None:
         requested: Any = route.request.post_data_json
         values = requested["values"]
         before = values[len(values) // 3 * 3 :]
-        best = 10 * (len(before) + 1) if before == [10, 20][: len(before)] else 200
-        route.fulfill(json={"probabilities": [float(value == best) for value in range(256)]})
+        channels = []
+        for k in range(len(before) + 1):
+            best = 10 * (k + 1) if before[:k] == [10, 20][:k] else 200
+            channels.append({"probabilities": [float(value == best) for value in range(256)]})
+        route.fulfill(json={"channels": channels})
 
-    page.route("**/v1/distribution", answer)
+    page.route("**/v1/distribution/pixel", answer)
     look_at(page, encode(random_picture(COLOUR)))
     set_slider(page, "#inside-position", 7)
     for channel, value in enumerate((10, 20, 30)):
@@ -333,7 +348,7 @@ def test_old_prediction_is_cleared(visit: Open) -> None:
     look_at(page, encode(random_picture()))
     expect(page.locator("#verdict")).to_have_text(VERDICT)
     page.route("**/v1/samples", lambda route: route.abort())
-    page.route("**/v1/distribution", lambda route: None)
+    page.route("**/v1/distribution/pixel", lambda route: None)
     page.click("#inside-new")
     for line in ("#verdict", "#expected-text", "#heatmap-max"):
         expect(page.locator(line)).to_have_text("")

@@ -34,7 +34,7 @@ def test_dice_roll_once_and_to_the_end(visit: Open) -> None:
     expect(verdict).to_contain_text("Next:")
     start = count(counter.text_content())
     roll.click()
-    expect(verdict).to_have_text(re.compile(r"The dice say \d+.*a chance of .* %\."))
+    expect(verdict).to_have_text(re.compile(r"The dice say \d+.*a chance of .*\s%\."))
     expect(counter).to_contain_text(f"{start + 1} of")
     bars = canvas_pngs(page, "#scene-dice [data-dice-charts] canvas")
     rest.click()
@@ -110,7 +110,7 @@ def test_busy_server_is_retried(visit: Open) -> None:
     refused: list[str] = []
 
     def refuse_once(route: Route) -> None:
-        path = route.request.url.rpartition("/")[2]
+        path = route.request.url.rpartition("/v1/")[2]
         if path in refused:
             route.continue_()
             return
@@ -119,14 +119,14 @@ def test_busy_server_is_retried(visit: Open) -> None:
         route.fulfill(status=429, headers={"Retry-After": "1"}, json={"error": error})
 
     expect(page.locator("#draw [data-status-panel]")).to_contain_text("a second")
-    for path in ("samples", "score", "distribution", "completions"):
+    for path in ("samples", "score", "distribution/pixel", "completions"):
         page.route(f"**/v1/{path}", refuse_once)
     page.click("nav [data-view=learn]")
     expect(page.locator("#scene-bits [data-status]")).to_contain_text("bits instead of")
     expect(page.locator("#scene-dice [data-dice-roll]")).to_be_enabled()
     page.click("#scene-limits button")
     expect(page.locator("#scene-limits .row canvas")).to_have_count(4)
-    assert sorted(refused) == ["completions", "distribution", "samples", "score"]
+    assert sorted(refused) == ["completions", "distribution/pixel", "samples", "score"]
     refused.clear()
     page.click("nav [data-view=complete]")
     expect(page.locator("#examples canvas")).to_have_count(6)

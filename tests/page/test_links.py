@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,53 @@ def test_back_returns_from_inside_view(visit: Open) -> None:
     page.go_forward()
     expect(page.locator("#inside")).to_be_visible()
     assert url_hash(page) == inside
+
+
+@pytest.mark.parametrize("link", ["watch?seed=5", "inside?seed=5", "play?seed=5", "complete?own=1"])
+def test_back_leaves_a_view_that_was_just_opened(visit: Open, link: str) -> None:
+    """What a link opens replaces the link in the history instead of adding an entry."""
+    page = visit("#draw?n=1&seed=1")
+    wait_until_drawn(page)
+    before = page.url
+    page.evaluate("hash => { location.hash = hash; }", link)
+    expect(page).to_have_url(re.compile(rf"#{link.split('?')[0]}\?model=grey"))
+    page.go_back()
+    expect(page).to_have_url(before)
+    expect(page.locator("#draw")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("fragment", "change", "request_path"),
+    [
+        ("#watch?seed=5", "[data-dice-renew]", "samples"),
+        ("#inside?seed=5", "#inside-new", "samples"),
+        ("#complete", "#examples li:nth-child(2) button", "completions"),
+    ],
+)
+def test_back_returns_to_the_picture_before(
+    visit: Open, fragment: str, change: str, request_path: str
+) -> None:
+    page = visit(fragment)
+    expect(page).to_have_url(re.compile("model=grey.*seed=|seed=.*model=grey"))
+    expect(page.locator(change)).to_be_enabled()
+    before = page.url
+    (seed,) = re.findall(r"seed=(\d+)", before)
+    page.click(change)
+    expect(page).not_to_have_url(before)
+    with page.expect_request(f"**/v1/{request_path}") as again:
+        page.go_back()
+    expect(page).to_have_url(before)
+    assert re.search(rf'"seed"\D+{seed}\b', (again.value.post_data_buffer or b"").decode("latin-1"))
+
+
+def test_back_returns_to_the_model_before(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5")
+    wait_until_drawn(page)
+    pick_model(page, "colour")
+    expect(page).to_have_url(re.compile("model=colour.*seed"))
+    page.go_back()
+    expect(page).to_have_url(re.compile("model=grey&n=2&seed=5"))
+    wait_until_drawn(page)
 
 
 def test_back_closes_viewer(visit: Open) -> None:

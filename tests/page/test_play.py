@@ -109,6 +109,9 @@ def test_scores_and_share_text(visit: Open) -> None:
     assert first == images[0]["values"][:HALF]
     page.click("#play-again")
     expect(page).to_have_url(re.compile(r"#play\?model=grey&seed=(?!3$)"))
+    page.go_back()
+    expect(page).to_have_url(re.compile(r"#play\?model=grey&seed=3$"))
+    expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
 
 
 def _picture(values: list[int]) -> Image.Image:

@@ -69,7 +69,7 @@ def test_scenes_report_waiting_and_continue(visit: Open) -> None:
     wait_until_drawn(page)
     dice, bits, limits = (f"#scene-{name} [data-status]" for name in ("dice", "bits", "limits"))
     listen(page, dice, bits, limits)
-    for path in ("samples", "score", "distribution", "completions"):
+    for path in ("samples", "score", "distribution/pixel", "completions"):
         lose(page, path, 2)
     page.click("nav [data-view=learn]")
     expect(page.locator(bits)).to_contain_text("bits instead of")
@@ -86,13 +86,13 @@ def test_failed_scenes_restart_by_themselves(visit: Open) -> None:
     page = visit(allowed=["ERR_FAILED"])
     wait_until_drawn(page)
     page.evaluate(QUICK)
-    page.route("**/v1/*", lambda route: route.abort())
+    page.route("**/v1/**", lambda route: route.abort())
     page.click("nav [data-view=learn]")
     dice, bits = (page.locator(f"#scene-{name} [data-status]") for name in ("dice", "bits"))
     for status in (dice, bits):
         expect(status).to_contain_text("cannot be reached")
     bits.click()  # does not restart it, because it is not a button
-    page.unroute("**/v1/*")
+    page.unroute("**/v1/**")
     expect(bits).to_contain_text("bits instead of")
     expect(page.locator("#scene-dice [data-dice-roll]")).to_be_enabled()
 
@@ -101,12 +101,12 @@ def test_scene_restarted_by_visitor_is_not_restarted(visit: Open) -> None:
     page = visit(allowed=["ERR_FAILED"])
     wait_until_drawn(page)
     page.evaluate(QUICK)
-    for path in ("*", "models"):  # the page polls the latter
+    for path in ("**", "models"):  # the page polls the latter
         page.route(f"**/v1/{path}", lambda route: route.abort())
     page.click("nav [data-view=learn]")
     bits = page.locator("#scene-bits [data-status]")
     expect(bits).to_contain_text("cannot be reached")
-    page.unroute("**/v1/*")
+    page.unroute("**/v1/**")
     page.click("#scene-dice [data-dice-renew]")
     page.click("#scene-dice [data-dice-finish]")
     verdict = page.locator("#scene-dice [data-dice-verdict]")
@@ -145,10 +145,10 @@ def test_inside_view_reports_waiting(visit: Open) -> None:
 def test_prediction_error_disappears_on_success(visit: Open) -> None:
     page = visit("#inside?seed=5", allowed=["ERR_FAILED"])
     wait_until_measured(page)
-    page.route("**/v1/distribution", lambda route: route.abort())
+    page.route("**/v1/distribution/pixel", lambda route: route.abort())
     set_slider(page, "#inside-position", 3)
     expect(page.locator("#inside [role=alert]")).to_contain_text("cannot be reached")
-    page.unroute("**/v1/distribution")
+    page.unroute("**/v1/distribution/pixel")
     set_slider(page, "#inside-position", 4)
     expect(page.locator("#inside [role=alert]")).to_have_count(0)
 
@@ -164,8 +164,8 @@ def test_lost_query_does_not_drop_the_next(visit: Open, other: str) -> None:
         if len(requested) > 1:
             route.continue_()
 
-    page.route("**/v1/distribution", hold_first)
-    with page.expect_request("**/v1/distribution"):
+    page.route("**/v1/distribution/pixel", hold_first)
+    with page.expect_request("**/v1/distribution/pixel"):
         set_slider(page, "#inside-position", 3)
     if other == "pixel":
         set_slider(page, "#inside-position", 4)

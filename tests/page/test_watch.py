@@ -82,7 +82,7 @@ def test_roll_says_what_the_dice_chose(visit: Open) -> None:
     page = open_stage(visit)
     page.click("[data-dice-roll]")
     expect(page.locator("[data-dice-verdict]")).to_have_text(
-        re.compile(r"The dice say \d+, .*: a chance of .* %\.")
+        re.compile(r"The dice say \d+, .*: a chance of .*\s%\.")
     )
 
 
@@ -110,6 +110,34 @@ def test_visitor_chooses_a_value(visit: Open) -> None:
     expect(page.locator("#watch [data-status-panel]")).to_contain_text("You chose 255, white")
     expect(page.locator("[data-dice-count]")).to_contain_text(f"{start + 1} of")
     assert painted(page, GREY)[-1] == [255]
+
+
+def test_changes_are_undone_one_by_one(visit: Open) -> None:
+    page = open_stage(visit)
+    undo, share = page.locator("[data-dice-undo]"), page.locator("#watch [data-share-open]")
+    slider = page.locator("[data-dice-sampling] [name=temperature]")
+    expect(undo).to_be_hidden()
+    start, whole = position(page), page.url
+    rect = box(page, BARS)
+    page.mouse.click(rect["right"] - 9, rect["y"] + rect["height"] / 2)
+    expect(page.locator("#watch [data-status-panel]")).to_contain_text("You chose 255, white")
+    set_slider(page, "[data-dice-sampling] [name=temperature]", 0.4)
+    expect(undo).to_be_enabled()
+    expect(share).to_be_hidden()
+    undo.click()
+    expect(slider).to_have_value("1")
+    assert painted(page, GREY)[-1] == [255]
+    expect(share).to_be_hidden()
+    undo.click()
+    expect(page.locator("[data-dice-count]")).to_contain_text(f"{start} of")
+    expect(share).to_be_visible()
+    expect(undo).to_be_hidden()
+    assert page.url == whole
+    page.click("[data-dice-finish]")
+    expect(page.locator("[data-dice-verdict]")).to_contain_text("The last pixel is")
+    sample = {"model": "grey", "seed": 5, "output": "values"}
+    reply = httpx.post(page.url.split("#")[0] + "v1/samples", json=sample, timeout=60).json()
+    assert [value for (value,) in painted(page, GREY)] == reply["images"][0]["values"]
 
 
 def test_scale_of_the_bars(visit: Open) -> None:

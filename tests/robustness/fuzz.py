@@ -41,11 +41,12 @@ WORDS = (
 FIELDS = (
     "n", "seed", "label", "model", "temperature", "top_p", "guidance", "particles", "stream",
     "granularity", "output", "known_rows", "fit", "prompt", "size", "output_format", "background",
-    "quality", "partial_images", "response_format", "values", "per_pixel", "images", "nonsense",
+    "quality", "partial_images", "response_format", "values", "per_pixel", "images",
+    "unconditional", "nonsense",
 )  # fmt: skip
 POSTS = (
-    "/v1/samples", "/v1/completions", "/v1/score", "/v1/distribution", "/v1/images/generations",
-    "/v1/images/edits", "/v1/verify",
+    "/v1/samples", "/v1/completions", "/v1/score", "/v1/distribution", "/v1/distribution/pixel",
+    "/v1/images/generations", "/v1/images/edits", "/v1/verify",
 )  # fmt: skip
 GETS = (
     "/v1/models", "/v1/models/mnist", "/v1/generations/x", "/v1/generations/x/events",

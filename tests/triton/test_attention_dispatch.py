@@ -18,7 +18,7 @@ from scanline.kernels.ops.attention import linear_attention, uses_triton
 from scanline.model.bench import cuda_attention
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
-from scanline.model.pixel_bits import likelihood_network, next_value, pixel_bits
+from scanline.model.pixel_bits import likelihood_network, pixel_bits, pixel_distributions
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
 from tests.triton.targets import Target, inputs, leaves
 
@@ -101,14 +101,14 @@ def test_likelihoods_run_the_causal_kernel(target: Target, monkeypatch: pytest.M
     double = random_network(config)
     canvas, values = random_canvas(config, 3), list(range(9))
     expected = double.bits(canvas, torch.tensor([1, 0, -1])).detach()
-    expected_next = next_value(double, values, 1)
+    expected_next = pixel_distributions(double, values, [1])[0, -1]
     network = copy.deepcopy(double).float().to(target.device)
     calls = record_calls(monkeypatch, target)
     bits = pixel_bits(network, canvas.numpy(), np.array([1, 0, -1]))
     assert calls == [PACKED] * config.n_layers
     assert_close(torch.from_numpy(bits), expected, torch.float32)
     calls.clear()
-    probabilities = next_value(network, values, 1)
+    probabilities = pixel_distributions(network, values, [1])[0, -1]
     assert calls == [SEPARATE] * config.n_layers
     assert_close(torch.from_numpy(probabilities), torch.from_numpy(expected_next), torch.float32)
     assert likelihood_network(network, torch.device("cpu")) is network

@@ -143,6 +143,27 @@ export async function scoreImages(model, pngs, label, signal, onStatus) {
   return (await response.json()).data;
 }
 
+/**
+ * Return the distributions of a pixel's channels, up to the channel of the next value.
+ *
+ * @param {object} model
+ * @param {number[]} values so far, which may end with channels of the pixel itself
+ * @param {string | undefined} label
+ * @param {boolean} guided also return those without the label
+ * @param {AbortSignal | null} signal
+ * @param {object} options of `withRetries`
+ * @returns {Promise<{conditional: number[][], unconditional: number[][] | null}>}
+ */
+export async function fetchDistributions(model, values, label, guided, signal, options) {
+  const body = { model: model.id, values, unconditional: guided, ...(label ? { label } : {}) };
+  const { channels } = await withRetries(
+    () => postJson("v1/distribution/pixel", body, signal), signal, options);
+  return {
+    conditional: channels.map(({ probabilities }) => probabilities),
+    unconditional: guided ? channels.map(({ unconditional }) => unconditional) : null,
+  };
+}
+
 /** Throw an error for a module that did not load; Chromium never retries a failed import. */
 export function throwLoadError() {
   throw new Error("A part of this page did not load. Reload the page.");

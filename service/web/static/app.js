@@ -5,7 +5,6 @@ import { apiKey, call, describeError, throwLoadError, withRetries } from "./api.
 import { listenForFiles } from "./file-drop.js";
 import { ModelPicker, modelTitle } from "./model-picker.js";
 import { readRecipe } from "./recipe.js";
-import { VerifyDialog } from "./verify.js";
 import { Viewer } from "./viewer.js";
 
 const RETRY_MS = 500;
@@ -58,9 +57,9 @@ class Page {
     this.hashes = {}; // the link of what each view shows
     this.scrollPositions = {}; // by view
     this.viewer = new Viewer(this);
-    this.verifyDialog = new VerifyDialog(this);
     this.views = {}; // by name, once loaded
     this.loading = {}; // promises of views, by name
+    this.opening = null; // the view that opens an address, until it has set its link
     this.failures = {}; // failed loads of views, by name
     this.picker = new ModelPicker(models, (id) => this.pickModel(id));
     this.setModel(); // the first one
@@ -84,7 +83,9 @@ class Page {
     this.showNotice(null);
     this.setModel(id);
     this.setLink(view, { model: this.model.id }, { push: true }); // Back returns to the previous model
-    (await this.loadView(view))?.open(new URLSearchParams());
+    const loaded = await this.loadView(view);
+    this.opening = view;
+    loaded?.open(new URLSearchParams());
   }
 
   /** Open a file that was pasted or dropped. */
@@ -95,11 +96,23 @@ class Page {
     const keepPicture = ["complete", "inside"].includes(at);
     const recipe = keepPicture ? null : await readRecipe(file).catch(() => null);
     if (recipe) {
-      this.verifyDialog.open(file, recipe);
+      await this.verify(file, recipe);
       return;
     }
     const view = at === "inside" ? "inside" : "complete";
     (await this.loadView(view))?.openFile(file);
+  }
+
+  /** Check a picture that was saved here, by the recipe in its file. */
+  async verify(file, recipe) {
+    try {
+      const { VerifyDialog } = await import("./verify.js").catch(throwLoadError);
+      this.verifyDialog ??= new VerifyDialog(this);
+    } catch (error) {
+      this.showNotice(describeError(error));
+      return;
+    }
+    this.verifyDialog.open(file, recipe);
   }
 
   /** Import a view, once. */
@@ -203,6 +216,7 @@ class Page {
       writeAddress(this.hashes[view]);
       loaded.onShow?.();
     } else {
+      this.opening = view;
       loaded.open(fields);
     }
   }
@@ -245,7 +259,10 @@ class Page {
     this.hashes[view] = toHash(view, fields);
     this.tab(view).hash = this.hashes[view];
     const next = this.requested?.view ?? view;
-    if (view === this.current && next === view) writeAddress(this.hashes[view], push);
+    if (view !== this.current || next !== view) return;
+    // What an address opens replaces it. Another entry would lead Back to that address again.
+    writeAddress(this.hashes[view], push && this.opening !== view);
+    this.opening = null;
   }
 }
 

@@ -1,12 +1,10 @@
 /** The view "Complete": erase a part of a picture and let the model fill it in. */
 
 import { describeError, postImages } from "./api.js";
+import { decodeFile } from "./decode.js";
 import { EditorTools } from "./editor-tools.js";
 import { Editor } from "./editor.js";
-import {
-  backgroundColour, createPlaceholders, createThumbnail, drawExamples, exampleRows, inkColour,
-  lightness,
-} from "./examples.js";
+import { ExampleStrip, exampleRows } from "./examples.js";
 import {
   invalidSeedMessage, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass,
   unknownClassMessage,
@@ -14,18 +12,13 @@ import {
 import { connectFileButton } from "./file-drop.js";
 import { ImageGrid } from "./image-grid.js";
 import { LookAhead, lookaheadRows } from "./lookahead.js";
-import {
-  blankPicture, decodeFile, fromBase64Url, pixelCount, toBase64Url, toPng,
-} from "./pixels.js";
+import { PaperOffer, backgroundColour, lightness } from "./paper.js";
+import { blankPicture, fromBase64Url, pixelCount, toBase64Url, toPng } from "./pixels.js";
 import { SamplingControls } from "./sampling-controls.js";
-import { forgetSketch, loadSketch, saveSketch } from "./sketch.js";
+import { SketchStore } from "./sketch.js";
 
-const DARK = 48; // the model's background is dark if its luma is below this (0 to 255),
-const LIGHTER = 128; // and paper is light if its luma is higher by this
 const REDRAWING = ["n", "seed", "label", "rows", "temperature", "guidance", "top_p", "particles"];
 const REDRAW_MS = 200; // after a change, so that a press of "Complete" just after it completes once
-const SKETCH_MS = 300; // after the last stroke
-const DRAWING_EXAMPLES = "The model is drawing examples …";
 const DRAW_HINT = "Draw the upper part, above the dots. Then press Complete.";
 const byId = (id) => document.getElementById(id);
 
@@ -38,6 +31,12 @@ export class CompleteView {
     this.grid = new ImageGrid(byId("complete"), page.viewer);
     this.editor = new Editor(byId("editor"), byId("editor-position"), () => this.onEdit());
     this.tools = new EditorTools(this.form, this.editor);
+    this.examples = new ExampleStrip(byId("editor-status"), (picture) => this.openExample(picture));
+    this.sketches = new SketchStore(this.editor);
+    this.paperOffer = new PaperOffer(byId("light-paper"), (paper) => {
+      this.editor.invertPaper(paper);
+      byId("editor").focus();
+    });
     this.sampling = new SamplingControls(byId("complete-sampling"), () => this.onSettingsChange());
     this.lookahead = new LookAhead(byId("lookahead"), () =>
       this.complete({ scroll: true, axis: "particles" }));
@@ -53,15 +52,9 @@ export class CompleteView {
     const onClick = (id, act) => byId(id).addEventListener("click", act);
     onClick("blank", () => this.startBlank());
     onClick("undo", () => this.editor.undo());
-    onClick("invert", () => this.invert());
-    onClick("light-paper-invert", () => {
-      byId("light-paper").hidden = true;
-      this.editor.invertPaper(this.paper);
-      byId("editor").focus();
-    });
-    onClick("more-examples", () => {
-      this.loadExamples();
-      byId("upload").focus();
+    onClick("invert", () => {
+      this.paperOffer.hide();
+      this.editor.invert();
     });
     connectFileButton(byId("upload"), byId("file"), (file) => this.openFile(file));
   }
@@ -78,11 +71,10 @@ export class CompleteView {
     this.sampling.setModel(model);
     this.onSettingsChange();
     colour.hidden = model.channels === 1;
-    byId("light-paper").hidden = true;
-    byId("examples").replaceChildren();
-    this.sketching = false;
+    this.paperOffer.hide();
+    this.examples.setModel(model);
+    this.sketches.enabled = false;
     this.editor.load({ ...blankPicture(model), known: new Uint8Array(pixelCount(model)) });
-    this.examples = null; // a promise once they are requested
     this.completedAny = false;
     clearTimeout(this.timer);
     this.seed = null;
@@ -91,7 +83,7 @@ export class CompleteView {
 
   /** Complete the picture of a link; without one, the first example. */
   async open(fields) {
-    const examples = this.examples ?? this.loadExamples();
+    const examples = this.examples.load();
     if (fields.has("image")) {
       const { n, label } = this.form.elements;
       if (fields.has("n")) n.value = fields.get("n");
@@ -132,29 +124,6 @@ export class CompleteView {
     }
   }
 
-  /** Draw the examples and show them; if that fails, show a button to try again. */
-  async loadExamples() {
-    const { model } = this;
-    // Only if no other message has replaced it.
-    const announced = () => byId("editor-status").textContent.startsWith(DRAWING_EXAMPLES);
-    const onStatus = (text) =>
-      model === this.model && announced() && this.setStatus(`${DRAWING_EXAMPLES} ${text}`);
-    this.examples = drawExamples(model, onStatus).catch((error) => {
-      if (model === this.model) this.setStatus(`The examples failed. ${describeError(error)}`);
-      return [];
-    });
-    byId("more-examples").hidden = true;
-    byId("examples").replaceChildren(...createPlaceholders());
-    this.setStatus(DRAWING_EXAMPLES);
-    const pictures = await this.examples;
-    if (model !== this.model) return pictures;
-    if (announced()) this.setStatus("");
-    byId("more-examples").hidden = pictures.length > 0;
-    byId("examples").replaceChildren(...pictures.map((picture, k) =>
-      createThumbnail(picture, k + 1, () => this.openExample(picture))));
-    return pictures;
-  }
-
   /** Keep the top of an example, which fits several pictures, and complete it at once. */
   openExample(picture, scroll = true) {
     return this.completeTop(picture, exampleRows(this.model), scroll);
@@ -170,14 +139,14 @@ export class CompleteView {
   /** Open an image that another view has drawn. */
   openImage(picture) {
     this.page.show("complete");
-    this.ensureExamples();
+    this.examples.load();
     this.completeTop(picture, Math.round(this.model.height / 2));
   }
 
   /** Open an image file in the editor, cropped and resized to the model's size. */
   async openFile(file) {
     this.page.show("complete");
-    this.ensureExamples();
+    this.examples.load();
     this.latestFile = file;
     try {
       const picture = await decodeFile(file, () => this.model);
@@ -190,13 +159,8 @@ export class CompleteView {
         + `${channels === 1 ? ", grey" : ""}${whole ? ", the lower half erased" : ""}. `
         + "Erase or restore any part, then press Complete.");
       const { picture: edited } = this.editor;
-      const background = backgroundColour(await this.examples);
-      if (this.editor.picture !== edited) return; // the editor has another picture by now
-      // Dark ink on transparent paper would be drawn on as dark ink on black.
-      const darkInk = !whole && lightness(inkColour(picture)) < LIGHTER;
-      this.paper = darkInk ? [255, 255, 255] : backgroundColour([picture]);
-      byId("light-paper").hidden = lightness(background) >= DARK
-        || lightness(this.paper) - lightness(background) < LIGHTER;
+      const examples = await this.examples.load();
+      if (this.editor.picture === edited) this.paperOffer.update(picture, examples);
     } catch (error) {
       if (this.latestFile !== file) return;
       this.setStatus("");
@@ -215,14 +179,9 @@ export class CompleteView {
     this.grid.status.scrollIntoView();
   }
 
-  ensureExamples() {
-    if (this.examples === null) this.loadExamples();
-  }
-
   load(picture) {
-    byId("light-paper").hidden = true;
+    this.paperOffer.hide();
     this.setStatus("");
-    this.isBlank = false;
     this.editor.load(picture);
   }
 
@@ -232,18 +191,18 @@ export class CompleteView {
     clearTimeout(this.timer);
     this.seed = null; // nothing is completed that a setting could change
     this.page.setLink("complete", { model: this.model.id }, { push: true });
-    this.sketching = true;
+    this.sketches.enabled = true;
     this.load(picture);
   }
 
   /** Start with an empty picture: black, or in the examples' background colour once it is known. */
   async startBlank() {
-    this.ensureExamples();
+    this.examples.load();
     this.loadBlank([0, 0, 0]);
     this.setStatus(DRAW_HINT);
     byId("editor").focus();
     const { editor, editor: { picture, undoStack: { length } } } = this;
-    const background = backgroundColour(await this.examples);
+    const background = backgroundColour(await this.examples.load());
     // Do not replace what the visitor has drawn or loaded meanwhile.
     const touched = editor.picture !== picture || editor.lowestRow !== null
       || editor.undoStack.length !== length || picture.known.includes(0);
@@ -256,16 +215,9 @@ export class CompleteView {
   /** Load an empty picture of this colour, and select a pen that contrasts with it. */
   loadBlank(background) {
     this.start(blankPicture(this.model, background));
-    this.isBlank = true;
-    this.editor.background = background;
-    this.editor.guide = true;
-    this.editor.render();
+    Object.assign(this.editor, { background, blank: true });
+    this.editor.update();
     this.tools.selectPen(this.model.width);
-  }
-
-  invert() {
-    byId("light-paper").hidden = true;
-    this.editor.invert();
   }
 
   /** Update the controls that depend on the picture. */
@@ -274,29 +226,21 @@ export class CompleteView {
     if (shape.channels === 1) this.tools.selectContrastColour(); // the colour field is hidden
     const rows = Math.floor((known.includes(0) ? known.indexOf(0) : known.length) / shape.width);
     this.tools.showRows(rows);
+    this.tools.showRestore(!this.editor.blank);
     byId("order-note").hidden = !this.editor.knownAfterGap;
     this.lookahead.setEnabled(this.editor.knownAfterGap);
-    this.keepSketch();
-  }
-
-  /** Keep the visitor's drawing for a reload, until it is completed and its link has it. */
-  keepSketch() {
-    clearTimeout(this.sketchTimer);
-    if (!this.sketching) return;
-    const { model, isBlank, editor } = this;
-    this.sketchTimer = setTimeout(() => saveSketch(model.id, editor, isBlank), SKETCH_MS);
+    this.sketches.save(this.model); // for a reload, until a link has the picture
   }
 
   /** Restore the drawing that was in the editor before a reload; return false if there is none. */
   async restoreSketch() {
     const { model } = this;
-    const sketch = await loadSketch(model);
+    const sketch = await this.sketches.load(model);
     if (!sketch || model !== this.model) return false;
     this.start(sketch.picture);
     Object.assign(this.editor, sketch.state);
-    this.isBlank = sketch.isBlank;
-    this.sketching = true;
-    if (this.isBlank) this.tools.selectPen(model.width);
+    this.editor.update();
+    if (this.editor.blank) this.tools.selectPen(model.width);
     this.setStatus("This is the picture that you had not completed yet.");
     return true;
   }
@@ -342,15 +286,13 @@ export class CompleteView {
   async complete({ seed = null, scroll = false, push = scroll, axis = null } = {}) {
     clearTimeout(this.timer);
     if (!this.prepareGap()) {
-      this.setStatus(this.isBlank && this.editor.lowestRow === null ? "Draw something first."
-        : "Nothing is erased yet. Erase a part of the picture, or reduce the known rows.");
+      this.setStatus(this.editor.blank && this.editor.lowestRow === null ? "Draw something first."
+        : "Nothing is erased yet. Erase a part of the picture, or keep fewer rows.");
       byId("editor-status").scrollIntoView({ block: "nearest" });
       return;
     }
     this.completedAny = true;
-    this.sketching = false;
-    clearTimeout(this.sketchTimer);
-    forgetSketch();
+    this.sketches.forget();
     this.setStatus("");
     const { model, editor: { picture } } = this;
     const { n, seed: seedField, label, pace } = this.form.elements;

@@ -1,20 +1,19 @@
 /** A picture that is drawn slowly, with the probabilities of each pixel's values as bars. */
 
 import { pause } from "./api.js";
-import { Chart, connectScale, darkScheme } from "./chart.js";
-import { randomSeed, resolveClass, usesGuidance } from "./fields.js";
-import { channelNames, describeNext, describeRoll } from "./format.js";
+import { drawnAs, integerFormat } from "./format.js";
+import { PixelBars } from "./pixel-bars.js";
 import { drawWithOdds } from "./pixel-odds.js";
 import { pixelCount } from "./pixels.js";
 import { Player, reducedMotion } from "./player.js";
-import { SamplingControls, samplingFields } from "./sampling-controls.js";
-import { applySampling } from "./sampling.js";
+import { StageControls } from "./stage-controls.js";
 
 const CERTAIN_RATE = 150; // pixels per second at which nearly certain pixels pass
 const MARK_AFTER = 0.45; // share of a pixel's time before its value is marked
 const FOLLOW_RATE = 8; // pixels per second from which the bars skip pixels that arrive late
 const FINISH_SECONDS = 5; // duration of "Roll all the rest"
 const ROLL_SECONDS = 0.7; // for which a single roll shows its result
+const UNDO_STEPS = 10; // each keeps the distributions of its picture
 
 /**
  * The server draws the whole picture from a seed; the stage shows it pixel by pixel, and asks for
@@ -35,29 +34,29 @@ export class DiceStage {
     element.append(content);
     const find = (name) => element.querySelector(`[data-dice-${name}]`);
     this.player = new Player(find("picture"), (position) => this.onMove(position));
-    [this.verdict, this.counter, this.chartList, this.speed, this.classes] =
-      ["verdict", "count", "charts", "speed", "class"].map(find);
-    this.buttons = Object.fromEntries(["play", "back", "roll", "finish", "renew"]
+    [this.counter, this.speed] = ["count", "speed"].map(find);
+    this.buttons = Object.fromEntries(["play", "back", "roll", "finish", "undo", "renew"]
       .map((name) => [name, find(name)]));
-    const sampling = find("sampling");
-    sampling.id = `${element.id}-sampling`;
-    this.sampling = new SamplingControls(sampling, () => this.onSampling());
-    sampling.addEventListener("change", () => this.redraw(this.at));
-    this.classes.addEventListener("change", () => this.begin());
-    this.charts = [];
-    this.scale = connectScale(find("scale"), `${element.id}-scale`, "linear", () => this.showBars());
-    darkScheme.addEventListener("change", () => this.showBars());
+    this.controls = new StageControls(element, {
+      onClass: () => this.begin(),
+      onSampling: () => this.redraw(this.at),
+      onDrag: () => this.onDrag(),
+    });
+    this.bars = new PixelBars(element, () => this.controls.values, (channel, value) =>
+      this.guard(() => this.choose(channel, value)));
     const acts = {
       play: () => (this.playing ? this.stop() : this.play()),
       back: () => this.back(),
       roll: () => this.rollOnce(),
       finish: () => this.finish(),
+      undo: () => this.undo(),
       renew: () => this.begin(),
     };
     for (const [name, act] of Object.entries(acts)) {
       this.buttons[name].addEventListener("click", () => this.guard(act));
     }
     this.run = null; // token of the running animation
+    this.undoStack = [];
   }
 
   /** Return the picture, if the server has drawn it. */
@@ -73,10 +72,6 @@ export class DiceStage {
     return pixelCount(this.model);
   }
 
-  get label() {
-    return this.source?.label;
-  }
-
   /** Run an action and report its error, unless it was aborted. */
   async guard(act) {
     try {
@@ -88,26 +83,13 @@ export class DiceStage {
     }
   }
 
-  /** Switch to a model: its classes, charts and sampling defaults. */
+  /** Switch to a model: its controls and charts. */
   setModel(model) {
     this.halt();
     this.abort?.abort();
-    Object.assign(this, { model, source: null, odds: null, answer: null, shown: null, at: 0 });
-    this.sampling.setModel(model);
-    this.classes.replaceChildren(...["", ...model.classes]
-      .map((name) => new Option(name || "anything", name)));
-    this.classes.closest(".field").hidden = !model.classes.length;
-    const names = channelNames(model);
-    this.charts = names.map((name, channel) => {
-      const canvas = document.createElement("canvas");
-      canvas.className = "chart";
-      canvas.setAttribute("role", "img");
-      canvas.ariaLabel = `${name}: probability of each of 256 values`;
-      return new Chart(canvas, names.length > 1 ? channel : null, (value) =>
-        this.guard(() => this.choose(channel, value)));
-    });
-    this.chartList.replaceChildren(...this.charts.map(({ canvas }) => canvas));
-    this.chartList.dataset.charts = names.length;
+    Object.assign(this, { model, odds: null, at: 0, undoStack: [] });
+    this.controls.setModel(model);
+    this.bars.setModel(model);
     this.player.reset(model);
     this.showButtons();
   }
@@ -120,31 +102,14 @@ export class DiceStage {
    * @param {boolean} options.autoplay begin to play; otherwise stop before a pixel that is open
    */
   begin({ link = null, autoplay = true } = {}) {
-    if (link) {
-      this.classes.value = resolveClass(this.model, link.get("label") ?? "");
-      this.sampling.setFromLink(link);
-    }
     return this.guard(async () => {
-      this.source = this.newSource(link);
-      this.sampling.enableGuidance(Boolean(this.label));
-      this.modified = false;
-      this.host.onPicture(this.source);
+      this.controls.begin(link);
+      Object.assign(this, { modified: false, undoStack: [] });
+      this.host.onPicture(this.controls.source);
       await this.draw(0);
       if (autoplay && !reducedMotion.matches) await this.play();
       else await this.show(this.odds.mostOpenPixel());
     });
-  }
-
-  /** Return the request fields of a new picture. With guidance, "anything" is a random class. */
-  newSource(link) {
-    const { model, classes: { value } } = this;
-    const seed = Number(link?.get("seed") ?? NaN);
-    const random = model.classes[Math.floor(Math.random() * model.classes.length)];
-    const label = value || (usesGuidance(model) && !link?.has("seed") ? random : "");
-    return {
-      seed: Number.isSafeInteger(seed) && seed >= 0 ? seed : randomSeed(),
-      ...samplingFields(model, this.sampling.values, label),
-    };
   }
 
   /** Let the server draw all pixels from `from` on, and measure their bits. */
@@ -152,11 +117,11 @@ export class DiceStage {
     this.halt();
     this.abort?.abort();
     this.abort = new AbortController();
-    const { model, source, abort: { signal }, host, player } = this;
+    const { model, controls: { source }, abort: { signal }, host, player } = this;
     if (from === 0) {
-      Object.assign(this, { at: 0, odds: null, answer: null, shown: null });
+      Object.assign(this, { at: 0, odds: null });
       player.reset(model);
-      for (const chart of this.charts) chart.clear();
+      this.bars.clear();
       this.say("The model is drawing …");
     }
     this.showButtons(true);
@@ -168,21 +133,45 @@ export class DiceStage {
     this.showButtons();
   }
 
-  /** Draw the rest again with the sampling values of the sliders. */
-  redraw(from) {
-    if (!this.odds) return this.source && this.begin(); // not drawn yet
+  /**
+   * Draw the pixels from `from` on again with the sampling values of the sliders. Undo returns to
+   * position `before`.
+   */
+  redraw(from, before = from) {
+    if (!this.odds) return this.controls.source && this.begin(); // not drawn yet
     return this.guard(async () => {
       const { playing } = this;
-      this.source = {
-        seed: this.source.seed, ...samplingFields(this.model, this.sampling.values, this.label),
-      };
+      this.saveUndo(before);
+      this.controls.applySampling();
       this.modified ||= from > 0;
       await this.draw(from);
-      this.host.onPicture(this.modified ? null : this.source);
+      this.host.onPicture(this.modified ? null : this.controls.source);
       if (playing) await this.play();
-      else if (from < this.total) await this.show(from);
-      else await this.showLast();
+      else await this.showAt(from);
     });
+  }
+
+  /** Keep the picture as it is now; `at` is the position to return to. */
+  saveUndo(at) {
+    const { odds, modified, controls: { source }, undoStack } = this;
+    undoStack.push({ at, odds, modified, source });
+    if (undoStack.length > UNDO_STEPS) undoStack.shift();
+  }
+
+  /** Return to the picture before the visitor's last change. */
+  async undo() {
+    const { controls, host, player, undoStack } = this;
+    const state = undoStack.pop();
+    this.halt();
+    this.abort.abort();
+    this.abort = new AbortController();
+    Object.assign(this, { odds: state.odds, modified: state.modified });
+    this.odds.signal = this.abort.signal;
+    controls.restore(state.source);
+    player.load(this.odds.picture);
+    host.onStatus("");
+    host.onPicture(this.modified ? null : controls.source);
+    await this.showAt(state.at);
   }
 
   /** Play to the end. The pixels that are nearly certain pass quickly. */
@@ -210,7 +199,7 @@ export class DiceStage {
     const { at, abort: { signal } } = this;
     if (seconds > 1 / FOLLOW_RATE) {
       const shown = this.show(at); // requested before the pixels after it
-      this.odds.prefetch(at + 1, this.guided);
+      this.odds.prefetch(at + 1, this.controls.guided);
       await shown;
       await pause(MARK_AFTER * seconds, signal);
       if (this.run !== run) return;
@@ -227,8 +216,8 @@ export class DiceStage {
   async rollOnce() {
     this.halt();
     const { abort: { signal }, at } = this;
-    if (this.shown !== at || this.marked) await this.show(at);
-    this.odds.prefetch(at + 1, this.guided);
+    if (this.bars.pixel !== at || this.bars.marked) await this.show(at);
+    this.odds.prefetch(at + 1, this.controls.guided);
     this.mark();
     await pause(ROLL_SECONDS, signal);
     if (this.at !== at + 1 || this.playing) return;
@@ -260,14 +249,13 @@ export class DiceStage {
     this.move(this.total);
     this.showButtons();
     await this.showLast();
-    this.host.onStatus(`${this.total} pixels, each a roll of the dice: a picture nobody has seen before.`);
+    this.host.onStatus(`${integerFormat.format(this.total)} pixels, each a roll of the dice: a picture nobody has seen before.`);
   }
 
   async showLast() {
     await this.load(this.total - 1);
-    this.marked = true;
-    this.showBars();
-    this.say(`The last pixel is ${this.describe(this.shown)}.`);
+    this.bars.show(true);
+    this.say(`The last pixel is ${this.bars.describe()}.`);
   }
 
   /** Stop the animation. */
@@ -285,12 +273,13 @@ export class DiceStage {
 
   /** Replace a value of the pixel that is shown, and let the model go on from there. */
   async choose(channel, value) {
-    if (this.shown === null) return;
-    const { shown: p, player: { picture } } = this;
-    picture.values[p * this.model.channels + channel] = value;
-    const text = `You chose ${this.describe(p)}.`;
+    const { bars, player: { picture }, model: { channels } } = this;
+    if (bars.pixel === null) return;
+    const p = bars.pixel;
+    picture.values[p * channels + channel] = value;
+    const text = `You chose ${bars.describe([...picture.values.subarray(p * channels, (p + 1) * channels)])}.`;
     this.move(p + 1);
-    await this.redraw(p + 1);
+    await this.redraw(p + 1, p);
     this.host.onStatus(text);
   }
 
@@ -305,46 +294,44 @@ export class DiceStage {
     this.move(p);
     await this.load(p);
     if (this.at !== p) return;
-    this.marked = false;
-    this.showBars();
-    this.say(describeNext(this.shaped()));
+    this.bars.show(false);
+    this.say(this.bars.next);
   }
 
   /** Show a sentence above the bars. Screen readers read it aloud unless pixels follow each other. */
   say(text) {
-    this.verdict.ariaLive = this.playing ? "off" : "polite";
-    this.verdict.textContent = text;
+    this.bars.say(text, !this.playing);
+  }
+
+  /** Show the bars of the next pixel, or of the last one if the picture is complete. */
+  showAt(position) {
+    return position < this.total ? this.show(position) : this.showLast();
   }
 
   /** Load the distributions of pixel `p`. */
   async load(p) {
-    this.answer = await this.odds.fetch(p, this.guided);
-    this.shown = p;
+    const { odds } = this;
+    this.bars.setPixel(p, await odds.fetch(p, this.controls.guided), odds.valuesAt(p));
     if (this.waited) this.host.onStatus(""); // the server has answered
     this.waited = false;
-  }
-
-  get guided() {
-    return Boolean(this.label) && this.sampling.values.guidance !== 1;
   }
 
   /** Show the bars of pixel `p` and its value once they arrive, unless others are on their way. */
   follow(p) {
     if (this.following) return;
     this.following = true;
-    this.guard(() => this.load(p).then(() => {
-      this.marked = true;
-      this.showBars();
-      this.say(`The dice say ${this.describe(p)}.`);
-    })).finally(() => { this.following = false; });
+    this.guard(() => this.load(p).then(() => this.showRoll())).finally(() => { this.following = false; });
   }
 
   /** Mark the value that the dice chose, and paint the pixel. */
   mark() {
-    this.marked = true;
-    this.showBars();
-    this.say(`The dice say ${this.describe(this.shown)}.`);
-    this.move(this.shown + 1);
+    this.showRoll();
+    this.move(this.bars.pixel + 1);
+  }
+
+  showRoll() {
+    this.bars.show(true);
+    this.say(`The dice say ${this.bars.describe()}.`);
   }
 
   onMove(position) {
@@ -353,49 +340,33 @@ export class DiceStage {
       this.at = position;
       if (position) this.follow(position - 1);
     }
-    this.counter.textContent = `${position} of ${this.total} pixels`;
+    const { source } = this.controls;
+    const [shown, total] = [position, this.total].map(integerFormat.format);
+    this.counter.textContent = `${shown} of ${total} pixels`
+      + `${source?.label ? `, ${drawnAs(source.label)}` : ""}`;
     this.showButtons();
   }
 
-  onSampling() {
-    if (!this.answer) return;
-    if (this.guided && !this.answer.unconditional) {
-      this.guard(() => this.load(this.shown).then(() => this.showBars()));
+  /** Reshape the bars while a slider moves. */
+  onDrag() {
+    const { bars } = this;
+    if (!bars.answer) return;
+    if (this.controls.guided && !bars.answer.unconditional) {
+      this.guard(() => this.load(bars.pixel).then(() => bars.draw()));
     }
-    this.showBars();
-  }
-
-  /** Return the distribution of each channel, shaped by the sliders. */
-  shaped() {
-    const { conditional, unconditional } = this.answer;
-    return conditional.map((p, c) => applySampling(p, unconditional?.[c], this.sampling.values));
-  }
-
-  showBars() {
-    if (!this.answer) return;
-    const { channels } = this.model;
-    this.shaped().forEach((probabilities, c) => {
-      const value = this.player.picture.values[this.shown * channels + c];
-      this.charts[c].linear = this.scale.linear;
-      this.charts[c].show(probabilities, this.marked ? value : null, null);
-    });
-  }
-
-  /** Describe the value of pixel `p` and its chance. */
-  describe(p) {
-    const { channels } = this.model;
-    const values = [...this.player.picture.values.subarray(p * channels, (p + 1) * channels)];
-    return describeRoll(values, this.shaped().map((probabilities, c) => probabilities[values[c]]));
+    bars.draw();
   }
 
   /** Enable the buttons that make sense now. */
   showButtons(drawing = false) {
     if (!this.buttons) return;
-    const { play, back, roll, finish } = this.buttons;
+    const { play, back, roll, finish, undo } = this.buttons;
     const done = this.model && this.at === this.total;
     const ready = Boolean(this.odds) && !drawing;
     play.textContent = this.playing ? "Pause" : "Play";
     play.disabled = roll.disabled = finish.disabled = !ready || done;
     back.disabled = !ready || !this.at;
+    undo.hidden = !this.undoStack.length;
+    undo.disabled = !ready;
   }
 }

@@ -1,7 +1,7 @@
 /** Tools of the picture editor: the tool, the brush, its colour, and the number of known rows. */
 
-import { lightness } from "./examples.js";
 import { setRange } from "./fields.js";
+import { lightness } from "./paper.js";
 
 const toHex = (rgb) => `#${rgb.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
 
@@ -53,6 +53,11 @@ export class EditorTools {
     const value = lightness(this.editor.background) < 128 ? 255 : 0;
     this.fields.colour.value = toHex([value, value, value]);
     this.applyTool();
+  }
+
+  /** Show the tool "Restore", unless the picture began empty. */
+  showRestore(shown) {
+    this.fields.tool[2].closest("label").hidden = !shown;
   }
 
   /** Show the number of known rows. */

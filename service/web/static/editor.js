@@ -21,7 +21,7 @@ export class Editor {
     this.brushSize = 5;
     this.colour = [255, 255, 255];
     this.background = [0, 0, 0];
-    this.guide = false; // a dotted line across an empty picture
+    this.blank = false; // began empty: a dotted line across it, until the first stroke
     this.undoStacks = {}; // by model
     this.cursor = null; // of the keyboard
     this.activePointer = null;
@@ -45,7 +45,7 @@ export class Editor {
     this.lowestRow = null; // the lowest row that the pen has touched
     this.strokeEnd = 0; // rows that the rounded end of that stroke covers
     this.background = [0, 0, 0];
-    this.guide = false;
+    this.blank = false;
     this.canvas.width = picture.shape.width;
     this.canvas.height = picture.shape.height;
     this.update();
@@ -108,9 +108,9 @@ export class Editor {
   }
 
   saveUndo() {
-    const { picture: { values, known }, original, lowestRow, strokeEnd, background, guide } = this;
+    const { picture: { values, known }, original, lowestRow, strokeEnd, background, blank } = this;
     this.undoStack.push({
-      values: values.slice(), known: known.slice(), original, lowestRow, strokeEnd, background, guide,
+      values: values.slice(), known: known.slice(), original, lowestRow, strokeEnd, background, blank,
     });
     if (this.undoStack.length > UNDO_STEPS) this.undoStack.shift();
   }
@@ -125,7 +125,7 @@ export class Editor {
     const image = toImageData(this.picture, (p) => known[p]);
     const { parentElement: frame } = this.canvas;
     frame.style.setProperty("--ratio", shape.height / shape.width);
-    frame.classList.toggle("guided", this.guide && this.lowestRow === null);
+    frame.classList.toggle("guided", this.blank && this.lowestRow === null);
     if (this.cursor) {
       const [x, y] = this.cursor.map(Math.floor);
       image.data.set(CURSOR, 4 * (y * shape.width + x));

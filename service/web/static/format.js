@@ -30,10 +30,10 @@ export function colourName(values) {
   return tone + name;
 }
 
-/** Format a probability as a percentage with about two digits. */
+/** Format a probability as a percentage with about two digits, which stays on one line. */
 export function formatPercent(p) {
-  if (p < 0.0001) return "below 0.01 %";
-  return p >= 0.1 ? `${Math.round(p * 100)} %` : `${(p * 100).toPrecision(2)} %`;
+  if (p < 0.0001) return "under 0.01\u00a0%";
+  return `${p >= 0.1 ? Math.round(p * 100) : (p * 100).toPrecision(2)}\u00a0%`;
 }
 
 /** Return the cost in bits of an outcome with this probability. */

@@ -1,5 +1,7 @@
 /** Recent and kept drawings: links with thumbnails, in this browser's local storage. */
 
+import { drawnAs } from "./format.js";
+
 const STORAGE_KEY = "scanline-drawn";
 const LIMITS = { drawn: 24, kept: 96 };
 
@@ -15,9 +17,18 @@ function load() {
   }
 }
 
-/** Return the title of an image: its model, class and seed. */
-export const imageTitle = ({ model, label, seed }) =>
-  [model, label === "random" ? null : label, `seed ${seed}`].filter(Boolean).join(", ");
+/**
+ * Describe a drawing in words.
+ *
+ * @param {{view: string, fields: object}} link
+ * @param {string | null} label class of its first picture
+ */
+export function describeDrawing({ view, fields: { model, n } }, label) {
+  const noun = view === "complete" ? "completion" : "picture";
+  const count = n > 1 ? `${n} ${noun}s` : `a ${noun}`;
+  const shown = label && (n > 1 ? `, the first ${drawnAs(label)}` : `, ${drawnAs(label)}`);
+  return `${count} by ${model}${shown ?? ""}`;
+}
 
 /** The strips "Drawn before" and "Kept". */
 export class Gallery {

@@ -8,6 +8,11 @@ import { embedRecipe } from "./recipe.js";
 const COLUMNS = ["model", "seed", "label", "bits_per_dim", "temperature", "guidance", "top_p", "particles"];
 const MAX_SCORED = 64; // pictures per request
 const HEATMAPS = "Heat maps";
+const EXPLANATIONS = {
+  details: "The seed of each picture, and its bits/dim: how much it surprised the model.",
+  sort: "Sorted by bits/dim: the picture that surprised the model least comes first.",
+  heat: "Bright pixels surprised the model: they cost more bits.",
+};
 const bitsPerDim = ({ result }) => result.bits_per_dim ?? Infinity;
 const csvQuote = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
 
@@ -25,22 +30,24 @@ export class GridToolbar {
       button.textContent = title;
       button.addEventListener("click", () => {
         onError(null); // clears an earlier failure
+        this.hint.textContent = "";
         Promise.resolve(act(button)).catch((error) => onError(describeError(error)));
       });
       bar.append(button);
       return button;
     };
     this.details = createButton("details", "Details", (button) =>
-      list.classList.toggle("detailed", toggle(button)));
-    this.details.title = "The seed of each picture, and how much it surprised the model";
+      list.classList.toggle("detailed", this.toggle(button)));
     this.details.ariaPressed = "false";
     this.toggles = [
-      createButton("sort", "Likeliest first", (button) => this.sort(toggle(button))),
-      createButton("heat", HEATMAPS, (button) => this.showHeatmaps(toggle(button))),
+      createButton("sort", "Likeliest first", (button) => this.sort(this.toggle(button))),
+      createButton("heat", HEATMAPS, (button) => this.showHeatmaps(this.toggle(button))),
     ];
-    this.toggles[0].title = "Bits/dim: how much the picture surprised the model (see Learn). Lower is likelier";
-    this.toggles[1].title = "The cost of each pixel: bright pixels were surprises";
     createButton("zip", "Save all", async () => downloadBlob(await this.createArchive(), "scanline.zip"));
+    this.hint = document.createElement("p");
+    this.hint.className = "hint";
+    this.hint.ariaLive = "polite";
+    bar.append(this.hint);
     list.after(bar); // below, so that the pictures do not move when it appears
     this.bar = bar;
     this.setTiles(null);
@@ -49,11 +56,20 @@ export class GridToolbar {
   /** Set the tiles of a finished grid; null hides the toolbar. */
   setTiles(tiles) {
     this.tiles = tiles;
+    this.hint.textContent = "";
     this.bar.hidden = tiles === null;
     for (const button of this.toggles) button.ariaPressed = "false";
     this.toggles[0].hidden = tiles?.length < 2;
     this.list.classList.remove("sorted");
     this.order = [...this.list.children];
+  }
+
+  /** Toggle a button, and explain what it shows; return true if it is pressed now. */
+  toggle(button) {
+    const pressed = button.ariaPressed !== "true";
+    button.ariaPressed = String(pressed);
+    this.hint.textContent = pressed ? EXPLANATIONS[button.dataset.action] : "";
+    return pressed;
   }
 
   /** Sort all tiles by bits/dim, without rows, or restore the original order. */
@@ -80,6 +96,7 @@ export class GridToolbar {
     } catch (error) {
       if (this.tiles !== tiles) return; // the grid shows other images by now
       button.ariaPressed = "false";
+      this.hint.textContent = "";
       throw error;
     } finally {
       button.textContent = HEATMAPS;
@@ -124,10 +141,4 @@ export class GridToolbar {
     const { createZip } = await import("./zip.js").catch(throwLoadError);
     return createZip([...files, ["images.csv", new Blob([`${rows.join("\r\n")}\r\n`])]]);
   }
-}
-
-/** Toggle a button; return true if it is pressed now. */
-function toggle(button) {
-  button.ariaPressed = String(button.ariaPressed !== "true");
-  return button.ariaPressed === "true";
 }

@@ -3,7 +3,7 @@
 import { toHash } from "./address.js";
 import { describeError } from "./api.js";
 import { integerFormat } from "./format.js";
-import { imageTitle } from "./gallery.js";
+import { describeDrawing } from "./gallery.js";
 import { GridToolbar } from "./grid-toolbar.js";
 import { checkShape } from "./pixels.js";
 import { ShareBar } from "./share.js";
@@ -205,9 +205,9 @@ export class ImageGrid {
 
   onAllShown() {
     const { tiles, job: { link } } = this;
-    const [{ player: { canvas }, request: { fields } }] = tiles;
+    const [{ player: { canvas }, result: { label } }] = tiles;
     this.toolbar.setTiles(tiles);
-    this.viewer.gallery.add(toHash(link.view, link.fields), canvas, imageTitle(fields));
+    this.viewer.gallery.add(toHash(link.view, link.fields), canvas, describeDrawing(link, label));
   }
 
   /** Set the duration of the running animation. */

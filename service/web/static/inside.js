@@ -1,6 +1,7 @@
 /** The view "Look inside": the bits of every pixel, and the model's prediction for one of them. */
 
 import { describeError, drawPicture, post, scoreImages } from "./api.js";
+import { decodeFile } from "./decode.js";
 import {
   invalidSeedMessage, omitEmpty, parseSeed, randomSeed, setRange, usesGuidance,
 } from "./fields.js";
@@ -8,7 +9,7 @@ import { connectFileButton } from "./file-drop.js";
 import { drawnAs, integerFormat } from "./format.js";
 import { mostSurprising, paintHeatmap, scaleBits } from "./heatmap.js";
 import { PixelCanvas } from "./pixel-canvas.js";
-import { decodeFile, fromBase64Url, pixelCount, toBase64Url, toPng } from "./pixels.js";
+import { fromBase64Url, pixelCount, toBase64Url, toPng } from "./pixels.js";
 import { Player, reducedMotion } from "./player.js";
 import { Prediction } from "./prediction.js";
 import { shareLink } from "./share.js";
@@ -124,14 +125,14 @@ export class InsideView {
       if (fields.has("image")) {
         const image = fields.get("image");
         const picture = await decodeFile(fromBase64Url(image), () => this.model);
-        await this.showPicture(picture, "From a link", { image, ...options }, at);
+        await this.showPicture(picture, "From a link", { image, ...options }, { at });
       } else if (seed !== null && at !== null) {
         const { model } = this;
         const source = { seed, ...options };
         this.clear(source);
         const { signal } = this.abort;
         const picture = await drawPicture(model, source, signal, (text) => this.status.show(text));
-        await this.showPicture(picture, sourceTitle(source), source, at);
+        await this.showPicture(picture, sourceTitle(source), source, { at });
       } else {
         await this.drawNew(seed === null ? { ...this.randomSource(), ...options } : { seed, ...options });
       }
@@ -157,27 +158,40 @@ export class InsideView {
 
   /** Open an image file. */
   async openFile(file) {
+    const push = this.page.current === "inside"; // so that Back returns to the picture before
     this.page.show("inside");
     this.latestFile = file;
     try {
       const picture = await decodeFile(file, () => this.model);
       const image = await toBase64Url(await toPng(picture));
       if (this.latestFile !== file) return; // another file was opened meanwhile
-      if (picture.shape === this.model) await this.showPicture(picture, "Your picture", { image });
-      else await this.openFile(file); // another model was selected meanwhile
+      if (picture.shape === this.model) {
+        await this.showPicture(picture, "Your picture", { image }, { push });
+      } else {
+        await this.openFile(file); // another model was selected meanwhile
+      }
     } catch (error) {
       if (this.latestFile === file) this.showError(describeError(error));
     }
   }
 
-  /** Show a finished picture at pixel `at`; without `at`, at the most surprising pixel. */
-  async showPicture(picture, title, source, at = null) {
+  /**
+   * Show a finished picture.
+   *
+   * @param {import("./pixels.js").Picture} picture
+   * @param {string} title
+   * @param {object} source link fields of the picture
+   * @param {object} options
+   * @param {number | null} options.at pixel to show; the most surprising one if null
+   * @param {boolean} options.push let Back return to the picture before
+   */
+  async showPicture(picture, title, source, { at = null, push = false } = {}) {
     this.clear(source);
     this.title = title;
     this.player.load({ ...picture, known: null });
     const first = at ?? Math.floor(this.player.total / 2);
     this.goTo(first);
-    this.updateLink();
+    this.updateLink(push);
     await this.measure();
     if (at !== null || !this.bits || this.at !== first) return;
     this.goTo(mostSurprising(this.bits, 1)[0]);

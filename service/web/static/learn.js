@@ -6,6 +6,7 @@ import { BitsScene } from "./learn/bits.js";
 import { DiceScene } from "./learn/dice.js";
 import { LimitsScene } from "./learn/limits.js";
 import { MemoryScene } from "./learn/memory.js";
+import { modelTitle } from "./model-picker.js";
 
 const RETRY_SECONDS = 10; // after a scene has failed, before waiting for the server
 
@@ -48,7 +49,7 @@ export class LearnView {
       Parameters: integerFormat.format(model.parameters),
       "Steps per image": integerFormat.format(model.steps),
       "Bits/dim": model.bits_per_dim === null ? "not measured" : model.bits_per_dim.toFixed(3),
-      "At the same time": `${integerFormat.format(model.slots)} images (${model.backend})`,
+      "At the same time": `${integerFormat.format(model.slots)} images`,
     }).flatMap(([name, text]) => {
       const [term, description] = [document.createElement("dt"), document.createElement("dd")];
       term.textContent = name;
@@ -62,7 +63,9 @@ export class LearnView {
     this.abort?.abort();
     this.abort = new AbortController();
     this.page.setLink("learn", { model: this.model.id });
-    document.getElementById("learn-model").textContent = this.model.id;
+    const { id } = this.model;
+    const title = modelTitle(this.model);
+    document.getElementById("learn-model").textContent = title === id ? id : `${title} (${id})`;
     this.scenes.forEach((entry) => this.start(entry));
   }
 

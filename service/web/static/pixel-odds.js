@@ -1,6 +1,6 @@
 /** A picture that the server has drawn, with the bits and the distributions of its pixels. */
 
-import { drawPicture, postImages, postJson, scoreImages, withRetries } from "./api.js";
+import { drawPicture, fetchDistributions, postImages, scoreImages, withRetries } from "./api.js";
 import { mostSurprising } from "./heatmap.js";
 import { pixelCount, toPng } from "./pixels.js";
 
@@ -39,7 +39,7 @@ async function drawRest(model, source, before, from, signal, onStatus) {
 }
 
 /** Caches the distributions of a picture whose values do not change. */
-export class PixelOdds {
+class PixelOdds {
   /**
    * @param {object} model
    * @param {import("./pixels.js").Picture} picture
@@ -71,6 +71,12 @@ export class PixelOdds {
     return this.cache.get(key);
   }
 
+  /** Return the values of pixel `p`. */
+  valuesAt(p) {
+    const { channels } = this.model;
+    return this.values.slice(p * channels, (p + 1) * channels);
+  }
+
   isCertain(p) {
     return this.bits[p] < CERTAIN_BITS;
   }
@@ -90,21 +96,9 @@ export class PixelOdds {
     }
   }
 
-  async fetchNow(p, guided) {
-    const labelField = this.label ? { label: this.label } : {};
-    const [conditional, unconditional] = await Promise.all([
-      this.fetchChannels(p, labelField), guided ? this.fetchChannels(p, {}) : null]);
-    return { conditional, unconditional };
-  }
-
-  fetchChannels(p, labelField) {
-    const { model, signal, onStatus } = this;
-    return Promise.all(Array.from({ length: model.channels }, async (_, c) => {
-      const values = this.values.slice(0, p * model.channels + c);
-      const reply = await withRetries(() =>
-        postJson("v1/distribution", { model: model.id, values, ...labelField }, signal),
-      signal, { onStatus });
-      return reply.probabilities;
-    }));
+  fetchNow(p, guided) {
+    const { model, label, signal, onStatus } = this;
+    const values = this.values.slice(0, (p + 1) * model.channels - 1);
+    return fetchDistributions(model, values, label, guided, signal, { onStatus });
   }
 }

@@ -1,6 +1,6 @@
 /** The model's prediction at one pixel: charts, a one-sentence summary, and the pixels around it. */
 
-import { postJson, withRetries } from "./api.js";
+import { fetchDistributions } from "./api.js";
 import { Chart, connectScale, darkScheme } from "./chart.js";
 import {
   argmax, channelNames, colourName, describeSurprise, formatBits, formatPercent, toBits,
@@ -71,6 +71,7 @@ export class Prediction {
     this.pendingQuery = { picture, at, available, label };
     if (this.loading) return;
     this.setLoading(true);
+    await null; // a picture that is opened moves to several pixels at once, and only the last counts
     while (this.pendingQuery) {
       const { model, pendingQuery: query, generation } = this;
       this.pendingQuery = null;
@@ -95,25 +96,18 @@ export class Prediction {
     const drawn = at < available;
     const before = Array.from(picture.values.subarray(0, at * channels));
     const actual = drawn ? [...picture.values.subarray(at * channels, (at + 1) * channels)] : null;
-    const fetchChannel = async (values, labelField) => {
-      const body = { model: model.id, values: [...before, ...values], ...labelField };
-      // An unreachable server is reported at once, because each key press sends another query.
-      const reply = await withRetries(
-        () => postJson("v1/distribution", body), null, { retryLost: false });
-      return reply.probabilities;
-    };
-    const fetchAll = (labelField) => Promise.all(Array.from({ length: drawn ? channels : 1 },
-      (_, c) => fetchChannel(actual?.slice(0, c) ?? [], labelField)));
-    const labelField = label ? { label } : {};
-    const guided = label && this.host.getSampling().guidance !== 1;
-    const [distributions, unconditional] =
-      await Promise.all([fetchAll(labelField), guided ? fetchAll({}) : null]);
+    // An unreachable server is reported at once, because each key press sends another query.
+    const fetchAfter = (values, unconditional) => fetchDistributions(
+      model, [...before, ...values], label, unconditional, null, { retryLost: false });
+    const guided = Boolean(label) && this.host.getSampling().guidance !== 1;
+    const { conditional: distributions, unconditional } =
+      await fetchAfter(drawn ? actual.slice(0, -1) : [], guided);
     // The expected colour: each channel given the expected values, not the actual values, of the
     // channels before it. Another query is needed only where the two differ.
     const expected = [];
     for (const [c, probabilities] of distributions.entries()) {
       const same = expected.every((value, i) => value === actual[i]);
-      expected.push(argmax(same ? probabilities : await fetchChannel(expected, labelField)));
+      expected.push(argmax(same ? probabilities : (await fetchAfter(expected, false)).conditional[c]));
     }
     return { picture, at, available, label, actual, distributions, unconditional, expected };
   }

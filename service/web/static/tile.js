@@ -89,8 +89,11 @@ export class Tile {
   }
 
   updateLabel() {
-    const state = this.done ? `seed ${this.result.seed}: enlarge` : this.caption.textContent;
-    const label = [`Image ${this.index + 1}`, this.request.title, state].filter(Boolean).join(", ");
+    const { title } = this.request;
+    const drawn = this.done && this.result.label !== title && this.result.label;
+    const facts = [`Image ${this.index + 1}`, title, drawn && drawnAs(drawn),
+      !this.done && this.caption.textContent];
+    const label = `${facts.filter(Boolean).join(", ")}${this.done ? ": enlarge" : ""}`;
     if (this.button.ariaLabel !== label) this.button.ariaLabel = label;
   }
 }

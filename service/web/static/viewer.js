@@ -4,7 +4,7 @@ import { toHash } from "./address.js";
 import { describeError, throwLoadError } from "./api.js";
 import { setRange } from "./fields.js";
 import { drawnAs } from "./format.js";
-import { Gallery, imageTitle } from "./gallery.js";
+import { Gallery, describeDrawing } from "./gallery.js";
 import { downloadBlob, pixelCount, toCanvas, toPng } from "./pixels.js";
 import { Player } from "./player.js";
 import { embedRecipe } from "./recipe.js";
@@ -45,7 +45,7 @@ export class Viewer {
     addSaveButton("viewer-gif", ".gif", async (picture, seconds) =>
       (await import("./gif.js").catch(throwLoadError)).encodeGif(picture, seconds));
     onClick("viewer-keep", () => {
-      this.gallery.toggleKept(this.hash, toCanvas(this.picture), imageTitle(this.link.fields));
+      this.gallery.toggleKept(this.hash, toCanvas(this.picture), describeDrawing(this.link, this.link.fields.label));
       this.updateKeepButton();
     });
     const addViewButton = (id, name) => onClick(id, async () => {
@@ -88,6 +88,8 @@ export class Viewer {
       `${model.width} × ${model.height}, ${model.id}`,
     ].filter(Boolean).join(" · ");
     this.others.hidden = tiles.length < 2;
+    document.getElementById("viewer-canvas").ariaLabel =
+      `Image ${tile.index + 1}${label ? `, ${drawnAs(label)}` : ""}, enlarged`;
     this.share.setLink(this.link);
     this.player.load(this.picture);
     this.updateSpeed();

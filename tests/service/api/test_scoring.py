@@ -1,10 +1,11 @@
-"""``/v1/score`` and ``/v1/distribution``: bits/dim of pictures, and the next value."""
+"""``/v1/score`` and ``/v1/distribution``: bits/dim of pictures, and the next values."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import numpy as np
@@ -14,7 +15,8 @@ from PIL import Image
 
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
-from scanline.model.pixel_bits import next_value, pixel_bits
+from scanline.model.pixel_bits import pixel_bits, pixel_distributions
+from scanline.service.api import scoring
 from scanline.service.state import AppState
 from tests.conftest import assert_close, random_canvas, random_network
 from tests.service.fixtures import (
@@ -28,6 +30,7 @@ from tests.service.fixtures import (
     talking_to,
 )
 
+FLOAT32 = torch.float32
 CONFIGS = [
     pytest.param(GREY, id="grey"),
     pytest.param(dataclasses.replace(GREY, head="logistic_mixture"), id="grey-mixture"),
@@ -74,22 +77,31 @@ def test_distributions_agree_with_the_pixel_bits(config: ModelConfig) -> None:
     values = [int(v) for v in canvas.ravel()]
     bits = pixel_bits(network, canvas, label)[0]
     for position in (0, 1, config.width, config.pixels - 1):
-        total = 0.0
+        total, first = 0.0, position * config.channels
+        prefix = values[: first + config.channels - 1]
+        expected, unconditional = pixel_distributions(network, prefix, [label, -1])
+        assert expected.shape == unconditional.shape == (config.channels, 256)
+        assert np.allclose(expected.sum(1, dtype=np.float64), 1, rtol=0, atol=1e-5)
         for channel in range(config.channels):
-            k = position * config.channels + channel
-            expected = next_value(network, values[:k], label)
-            assert expected.shape == (256,)
-            assert abs(float(expected.sum(dtype=np.float64)) - 1) < 1e-5
+            k = first + channel
+            alone = pixel_distributions(network, values[:k], [label])[0]
+            assert alone.shape == (channel + 1, 256)
+            assert_close(torch.from_numpy(alone[-1]), torch.from_numpy(expected[channel]), FLOAT32)
             if k or config.start == "learned":  # a given first value takes no bits
-                total -= float(np.log2(expected[values[k]]))
-        assert_close(torch.tensor(total), torch.tensor(float(bits[position])), torch.float32)
+                total -= float(np.log2(expected[channel, values[k]]))
+        alone = pixel_distributions(network, prefix, [-1])[0]
+        assert_close(torch.from_numpy(alone), torch.from_numpy(unconditional), FLOAT32)
+        assert_close(torch.tensor(total), torch.tensor(float(bits[position])), FLOAT32)
 
 
 def test_given_first_value_has_probability_1() -> None:
     config = dataclasses.replace(
         GREY, input="previous", order="subpixel", start="given", first_value=7, classes=()
     )
-    assert next_value(random_network(config).float(), [], -1)[7] == 1
+    assert pixel_distributions(random_network(config).float(), [], [-1, -1])[:, 0, 7].tolist() == [
+        1,
+        1,
+    ]
 
 
 def test_likelihoods_are_computed_on_the_decoders_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +123,7 @@ def test_likelihoods_are_computed_on_the_decoders_device(monkeypatch: pytest.Mon
         bits = score(client, encode(picture)).json()["data"][0]["bits"]
         assert bits == pytest.approx(float(pixel_bits(on_device, canvas, -1).sum()), rel=1e-4)
         reply = client.post("/v1/distribution", json={"values": [3]}).json()
-        expected = next_value(on_device, [3], -1).tolist()
+        expected = pixel_distributions(on_device, [3], [-1])[0, -1].tolist()
         assert reply["probabilities"] == pytest.approx(expected, rel=1e-4)
     assert len(devices) == 1
 
@@ -190,13 +202,64 @@ def test_the_distribution_of_the_next_value(
     assert reply.status_code == 200, reply.text
     body = reply.json()
     assert (body["model"], body["position"], body["channel"]) == (model, *place)
-    expected = next_value(networks[model], values, -1)
+    expected = pixel_distributions(networks[model], values, [-1])[0, -1]
     assert body["probabilities"] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-6)
 
 
-def test_errors_of_distribution(client: httpx.Client) -> None:
+@pytest.mark.parametrize(("model", "channels", "label"), [("grey", 1, "one"), ("colour", 3, None)])
+def test_one_call_returns_all_channels_of_a_pixel(
+    client: httpx.Client, model: str, channels: int, label: str | None
+) -> None:
+    """They are those of one call per channel, with and without the class."""
+    values = [int(v) for v in np.asarray(random_picture(COLOUR)).ravel()[: 6 + channels - 1]]
+    body = {"model": model, "values": values, "label": label, "unconditional": True}
+    reply = client.post("/v1/distribution/pixel", json=body)
+    assert reply.status_code == 200, reply.text
+    pixel = reply.json()
+    assert (pixel["model"], pixel["position"]) == (model, 6 // channels)
+    assert [row["channel"] for row in pixel["channels"]] == list(range(channels))
+    for row in pixel["channels"]:
+        so_far = {"model": model, "values": values[: 6 + row["channel"]]}
+        for kind, named in (("probabilities", {"label": label}), ("unconditional", {})):
+            alone = client.post("/v1/distribution", json=so_far | named).json()
+            assert row[kind] == pytest.approx(alone["probabilities"], rel=1e-3, abs=1e-6)
+        assert (row["probabilities"] == row["unconditional"]) == (label is None)
+
+
+def test_pixel_distribution_ends_at_the_next_value(client: httpx.Client) -> None:
+    for count, channels in ((0, 1), (3, 1), (4, 2), (5, 3)):
+        body = {"model": "colour", "values": [9] * count}
+        pixel = client.post("/v1/distribution/pixel", json=body).json()
+        assert (pixel["position"], len(pixel["channels"])) == (count // 3, channels)
+        assert all(row["unconditional"] is None for row in pixel["channels"])
+
+
+def test_long_images_take_their_turn_for_each_label(
+    server: tuple[AppState, httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One task runs at most ``STEPS_PER_CALL`` network steps, or one image."""
+    app_state, client = server
+    run, tasks = app_state.score_pool.run, []
+
+    async def count(*arguments: Any) -> Any:
+        tasks.append(arguments)
+        return await run(*arguments)
+
+    monkeypatch.setattr(app_state.score_pool, "run", count)
+    body = {"values": [], "label": "one", "unconditional": True}
+    whole = client.post("/v1/distribution/pixel", json=body).json()
+    assert len(tasks) == 1
+    monkeypatch.setattr(scoring, "STEPS_PER_CALL", GREY.width * GREY.height)
+    (row,) = client.post("/v1/distribution/pixel", json=body).json()["channels"]
+    assert len(tasks) == 3
+    assert row["probabilities"] == pytest.approx(whole["channels"][0]["probabilities"], rel=1e-3)
+    assert row["unconditional"] == pytest.approx(whole["channels"][0]["unconditional"], rel=1e-3)
+
+
+@pytest.mark.parametrize("path", ["distribution", "distribution/pixel"])
+def test_errors_of_distribution(client: httpx.Client, path: str) -> None:
     def ask(**body: object) -> httpx.Response:
-        return client.post("/v1/distribution", json=body)
+        return client.post(f"/v1/{path}", json=body)
 
     assert "at most 29" in check_error(ask(values=[0] * 30), 400, "too_many", "values")
     check_error(ask(values=[256]), 400, param="values")
