@@ -201,7 +201,8 @@ class _ImageTable(Experiment[ImageTableSettings]):
             "standard error. The curves show the "
             "loss of the training batches, of which no image repeats within an epoch; the dots are "
             "test images. The output of `lsh` at a position depends on the buckets of later "
-            "positions, so its bits/dim are not exactly a likelihood."
+            "positions, so its bits/dim are not exactly a likelihood. Images/s are in the last "
+            "section."
         )
 
     def table(self, rows: dict[str, Row]) -> str:

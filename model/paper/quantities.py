@@ -244,11 +244,21 @@ def speed_ratio(data: str, first: str, second: str, device: str = "cpu") -> Meas
 
 
 def largest_batch(data: str, method: str, device: str = "cpu") -> Measure:
-    """Return the largest batch size that a method drew."""
+    """Return the largest batch size that a method drew, if only memory limits it."""
+    facts = (device, data, method)
 
     def measure(rows: AllRows) -> Quantity:
         (points,) = _methods(rows, device, data, (method,))
         value = float(max(row["batch"] for row in points))
+        stops = {
+            row["stopped"]
+            for row in rows.values()
+            if "stopped" in row and (row["device"], row["data"], row["method"]) == facts
+        }
+        if stops - {"memory"}:
+            raise NotMeasuredError(
+                f"{value:,.0f} images were drawn; more would take more than {max(stops)}"
+            )
         return Quantity(value, value, value)
 
     return measure

@@ -187,6 +187,15 @@ def test_reasons_for_no_verdict() -> None:
     assert judged.found == "a training is unfinished"
 
 
+def test_largest_batch_is_decided_by_memory_only() -> None:
+    claim = claim_named("mnist-batch")
+    rows = drawn("mnist", "linear", 1.0, 4096)
+    (row,) = drawn("mnist", "linear", 1.0, 10_000).values()
+    for reason, verdict in (("memory", NOT_REPRODUCED), ("4 s per step", NOT_TESTED)):
+        stopped = {"cpu mnist linear 10000": row | {"stopped": reason}}
+        assert judge(claim, results("supplement", rows | stopped)).verdict == verdict
+
+
 def test_spread_of_ratios_of_timings_is_of_their_extremes() -> None:
     judged = judge(claim_named("mnist-speed"), results("supplement", EXAMPLES["mnist-speed"][0]))
     assert judged.found.startswith("301 (295 to 307): linear 301 images/s at batch size 1,000")
