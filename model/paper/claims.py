@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from scanline.model.paper import drawing_quantities as drawing
 from scanline.model.paper import quantities as q
 from scanline.model.paper.experiment import Mode
 from scanline.model.paper.markdown import number
-from scanline.model.paper.quantities import NotMeasuredError, Quantity
-from scanline.model.paper.report import Row
+from scanline.model.paper.quantity import AllRows, NotMeasuredError, Quantity
 from scanline.model.paper.result_files import BEST_FIRST, Results
 
 REPRODUCED, NOT_REPRODUCED, NOT_TESTED = "reproduced", "not reproduced", "not tested here"
@@ -40,7 +40,7 @@ class Claim:
     quantity: str
     paper: str
     experiment: str
-    measure: Callable[[Mapping[str, Row]], Quantity]
+    measure: Callable[[AllRows], Quantity]
     above: float = -math.inf
     below: float = math.inf
     why: str = ""
@@ -190,19 +190,19 @@ CLAIMS = (
         name="mnist-speed", place=MNIST, experiment="supplement", paper="317",
         text="MNIST: linear draws more than 300 times as many images/s as softmax",
         quantity="images/s of linear ÷ softmax, each at its best batch size",
-        measure=q.speed_ratio("mnist", "linear", "softmax"), above=300, why=BATCHES,
+        measure=drawing.speed_ratio("mnist", "linear", "softmax"), above=300, why=BATCHES,
     ),
     Claim(
         name="mnist-lsh-speed", place=MNIST, experiment="supplement", paper="1.51",
         text="MNIST: LSH-1 draws 1.5 times as many images/s as softmax",
         quantity="images/s of LSH-1 ÷ softmax",
-        measure=q.speed_ratio("mnist", "lsh-1", "softmax"), above=1.45, why=FUSED,
+        measure=drawing.speed_ratio("mnist", "lsh-1", "softmax"), above=1.45, why=FUSED,
     ),
     Claim(
         name="mnist-batch", place=MNIST, experiment="supplement", paper="10,000",
         text="MNIST: linear draws 10,000 images at once on one device",
         quantity="largest batch size drawn",
-        measure=q.largest_batch("mnist", "linear"), above=9_999,
+        measure=drawing.largest_batch("mnist", "linear"), above=9_999,
     ),
     Claim(
         name="cifar-images", place=CIFAR, experiment="table2", paper="3",
@@ -226,20 +226,20 @@ CLAIMS = (
         name="cifar-speed", place=CIFAR, experiment="supplement", paper="4,462",
         text="CIFAR-10: linear draws more than 4,000 images for each of softmax",
         quantity="images/s of linear ÷ softmax, each at its best batch size",
-        measure=q.speed_ratio("cifar10", "linear", "softmax"), above=4_000, why=BATCHES,
+        measure=drawing.speed_ratio("cifar10", "linear", "softmax"), above=4_000, why=BATCHES,
     ),
     Claim(
         name="cifar-stateful", place=STATEFUL, experiment="supplement", paper="55.8",
         text="CIFAR-10: linear draws more than 50 images for each of stateful-softmax",
         quantity="images/s of linear ÷ stateful-softmax, each at its best batch size",
-        measure=q.speed_ratio("cifar10", "linear", "stateful-softmax"), above=50, why=BATCHES,
+        measure=drawing.speed_ratio("cifar10", "linear", "stateful-softmax"), above=50, why=BATCHES,
     ),
     *(
         Claim(
             name=f"{data}-latency", place=ONE_IMAGE, experiment="supplement", paper=paper,
             text=f"{title}: linear is the fastest to draw one image on a CPU",
             quantity="seconds of the nearest other kind ÷ linear, batch size 1",
-            measure=q.latency_lead(data, "cpu"), above=1,
+            measure=drawing.latency_lead(data, "cpu"), above=1,
         )
         for data, title, paper in (("mnist", "MNIST", "1.35"), ("cifar10", "CIFAR-10", "1.59"))
     ),
@@ -248,7 +248,7 @@ CLAIMS = (
             name=f"{data}-gpu", place=ONE_IMAGE, experiment="supplement", paper=paper,
             text=f"{title}: linear draws one image faster on a CPU than on a GPU",
             quantity="seconds on the GPU ÷ on the CPU",
-            measure=q.device_ratio(data, "linear"), above=1,
+            measure=drawing.device_ratio(data, "linear"), above=1,
         )
         for data, title, paper in (("mnist", "MNIST", "1.33"), ("cifar10", "CIFAR-10", "1.36"))
     ),

@@ -1,4 +1,4 @@
-"""Quantities that decide the paper's claims, computed from the rows of an experiment.
+"""Quantities of training and scaling that decide the paper's claims.
 
 Each function returns a function of the rows of one mode, by their keys.
 """
@@ -6,48 +6,24 @@ Each function returns a function of the rows of one mode, by their keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
 
-from scanline.model.paper.latency import by_method, fastest, speed
 from scanline.model.paper.markdown import number
+from scanline.model.paper.quantity import (
+    AllRows,
+    Measure,
+    NotMeasuredError,
+    Quantity,
+    timing_ratio,
+)
 from scanline.model.paper.report import Row, by_kind
 from scanline.model.paper.scaling import PLAIN, slope
 from scanline.model.paper.speech.table import epoch_seconds
 
-AllRows = Mapping[str, Row]
 ENOUGH = 600  # seconds of training, below which networks on images are not compared
+ENOUGH_STEPS = 4000  # of copying; the paper lowers the learning rate after 3,000
 LEARNED = 0.5  # nats per symbol, below which a network has learned to copy; guessing gives 2.3
-
-
-class NotMeasuredError(Exception):
-    """The rows do not contain a quantity; the message is the reason."""
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A measured quantity.
-
-    Attributes:
-        value: The quantity.
-        low: Lower end of its spread: one standard error, or the extreme timings.
-        high: Upper end.
-        details: What it was computed from.
-    """
-
-    value: float
-    low: float
-    high: float
-    details: str = ""
-
-    def text(self) -> str:
-        """Format the value, its spread and the details."""
-        spread = f" ({number(self.low)} to {number(self.high)})" if self.low != self.high else ""
-        return f"{number(self.value)}{spread}" + (f": {self.details}" if self.details else "")
-
-
-Measure = Callable[[AllRows], Quantity]
 
 
 def _row(rows: AllRows, key: str) -> Row:
@@ -76,6 +52,11 @@ def copy_difference(first: str | tuple[str, ...], second: str) -> Measure:
         kinds = (*_names(first), second)
         runs = [_row(rows, f"{kind} 0") for kind in kinds]
         points = _at_mark(runs, "step_mark")
+        if points[0]["steps"] < ENOUGH_STEPS:
+            raise NotMeasuredError(
+                f"all kinds trained for {points[0]['steps']:,} steps so far; a verdict needs "
+                f"{ENOUGH_STEPS:,}"
+            )
         losses = [point["loss"] for point in points]
         if min(losses) > LEARNED:
             raise NotMeasuredError(
@@ -214,88 +195,6 @@ def training_time_range(kinds: tuple[str, ...]) -> Measure:
     return measure
 
 
-def _methods(rows: AllRows, device: str, data: str, names: tuple[str, ...]) -> list[list[Row]]:
-    found = by_method(dict(rows), device, data)
-    if missing := [name for name in names if name not in found]:
-        raise NotMeasuredError(f"{', '.join(missing)} on a {device.upper()} is not measured")
-    return [found[name] for name in names]
-
-
-def _ratio(first: list[float], second: list[float]) -> Quantity:
-    return Quantity(
-        median(first) / median(second), min(first) / max(second), max(first) / min(second)
-    )
-
-
-def speed_ratio(data: str, first: str, second: str, device: str = "cpu") -> Measure:
-    """Return the images/s of one method ÷ another, each at its best batch size."""
-
-    def measure(rows: AllRows) -> Quantity:
-        points = _methods(rows, device, data, (first, second))
-        a, b = (fastest(one) for one in points)
-        found = _ratio(*([s / row["batch"] for s in row["seconds"]] for row in (b, a)))
-        said = ", ".join(
-            f"{row['method']} {number(speed(row))} images/s at batch size {row['batch']:,}"
-            for row in (a, b)
-        )
-        return Quantity(found.value, found.low, found.high, said)
-
-    return measure
-
-
-def largest_batch(data: str, method: str, device: str = "cpu") -> Measure:
-    """Return the largest batch size that a method drew, if only memory limits it."""
-    facts = (device, data, method)
-
-    def measure(rows: AllRows) -> Quantity:
-        (points,) = _methods(rows, device, data, (method,))
-        value = float(max(row["batch"] for row in points))
-        stops = {
-            row["stopped"]
-            for row in rows.values()
-            if "stopped" in row and (row["device"], row["data"], row["method"]) == facts
-        }
-        if stops - {"memory"}:
-            raise NotMeasuredError(
-                f"{value:,.0f} images were drawn; more would take more than {max(stops)}"
-            )
-        return Quantity(value, value, value)
-
-    return measure
-
-
-def latency_lead(data: str, device: str) -> Measure:
-    """Return the latency of the fastest other kind of the paper ÷ that of linear."""
-    names = ("linear", "stateful-softmax", "softmax", "lsh-1", "lsh-4")
-
-    def measure(rows: AllRows) -> Quantity:
-        points = _methods(rows, device, data, names)
-        one = [next(row for row in some if row["batch"] == 1) for some in points]
-        nearest = min(one[1:], key=lambda row: float(median(row["seconds"])))
-        found = _ratio(nearest["seconds"], one[0]["seconds"])
-        said = ", ".join(
-            f"{row['method']} {number(median(row['seconds']))} s" for row in (one[0], nearest)
-        )
-        return Quantity(found.value, found.low, found.high, said)
-
-    return measure
-
-
-def device_ratio(data: str, method: str) -> Measure:
-    """Return the latency of a method on a GPU ÷ on a CPU."""
-
-    def measure(rows: AllRows) -> Quantity:
-        seconds = []
-        for device in ("cuda", "cpu"):
-            (points,) = _methods(rows, device, data, (method,))
-            seconds.append(next(row["seconds"] for row in points if row["batch"] == 1))
-        found = _ratio(*seconds)
-        said = f"{number(median(seconds[0]))} s and {number(median(seconds[1]))} s"
-        return Quantity(found.value, found.low, found.high, said)
-
-    return measure
-
-
 def error_difference(first: tuple[str, ...], second: str) -> Measure:
     """Return the lowest error rate of the first encoders minus the second's, in points."""
 
@@ -323,7 +222,7 @@ def epoch_ratio(first: tuple[str, ...], second: str) -> Measure:
         others = [epoch_seconds(_row(rows, f"train {kind}")) for kind in first]
         mine = epoch_seconds(_row(rows, f"train {second}"))
         best = min(others, key=lambda one: float(median(one)))
-        found = _ratio(best, mine)
+        found = timing_ratio(best, mine)
         said = f"{number(median(best))} s and {number(median(mine))} s"
         return Quantity(found.value, found.low, found.high, said)
 

@@ -62,12 +62,12 @@ def trained(
     }  # fmt: skip
 
 
-def copied(kind: str, loss: float) -> dict[str, dict[str, Any]]:
+def copied(kind: str, loss: float, steps: int = 4000) -> dict[str, dict[str, Any]]:
     """Return a row of figure 2."""
-    point = {"step_mark": 1000, "steps": 1000, "seconds": 9.0, "loss": loss, "accuracy": 0.9}
+    point = {"step_mark": steps, "steps": steps, "seconds": 9.0, "loss": loss, "accuracy": 0.9}
     return {
         f"{kind} 0": {
-            "kind": kind, "seed": 0, "steps": 1000, "seconds": 9.0, "losses": [[20, 0.2, 2.0]],
+            "kind": kind, "seed": 0, "steps": steps, "seconds": 9.0, "losses": [[20, 0.2, 2.0]],
             "evaluations": [point],
         }
     }  # fmt: skip

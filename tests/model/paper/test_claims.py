@@ -171,7 +171,11 @@ def claim_named(name: str) -> Claim:
 
 def test_reasons_for_no_verdict() -> None:
     unlearned = judge(claim_named("copy-softmax"), results("figure2", copying(2.2, 2.2, 2.2)))
-    assert unlearned.found == "after 1,000 steps no kind has learned to copy (lowest loss 2.2)"
+    assert unlearned.found == "after 4,000 steps no kind has learned to copy (lowest loss 2.2)"
+    early = copied("linear", 0.1) | copied("softmax", 0.1, steps=2000)
+    early["linear 0"]["evaluations"] += copied("linear", 0.1, 2000)["linear 0"]["evaluations"]
+    judged = judge(claim_named("copy-softmax"), results("figure2", early))
+    assert judged.found == "all kinds trained for 2,000 steps so far; a verdict needs 4,000"
     short = images(1.0)
     short["train softmax"]["seconds"] = 599.0
     judged = judge(claim_named("mnist-softmax"), results("table1", short))

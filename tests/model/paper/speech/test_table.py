@@ -19,6 +19,7 @@ from tests.model.paper.speech.fixtures import CPU, TASK, write_speech
 from tests.service.cli.command_line import run_command
 
 
+@pytest.mark.slow
 def test_table_of_corpus_folder_is_trained_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

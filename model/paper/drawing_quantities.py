@@ -1,0 +1,95 @@
+"""Quantities of drawing speed that decide the paper's claims.
+
+Each function returns a function of the supplement's rows of one mode, by their keys.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from scanline.model.paper.latency import by_method, fastest, speed
+from scanline.model.paper.markdown import number
+from scanline.model.paper.quantity import (
+    AllRows,
+    Measure,
+    NotMeasuredError,
+    Quantity,
+    timing_ratio,
+)
+from scanline.model.paper.report import Row
+
+
+def _methods(rows: AllRows, device: str, data: str, names: tuple[str, ...]) -> list[list[Row]]:
+    found = by_method(dict(rows), device, data)
+    if missing := [name for name in names if name not in found]:
+        raise NotMeasuredError(f"{', '.join(missing)} on a {device.upper()} is not measured")
+    return [found[name] for name in names]
+
+
+def speed_ratio(data: str, first: str, second: str, device: str = "cpu") -> Measure:
+    """Return the images/s of one method ÷ another, each at its best batch size."""
+
+    def measure(rows: AllRows) -> Quantity:
+        points = _methods(rows, device, data, (first, second))
+        a, b = (fastest(one) for one in points)
+        found = timing_ratio(*([s / row["batch"] for s in row["seconds"]] for row in (b, a)))
+        said = ", ".join(
+            f"{row['method']} {number(speed(row))} images/s at batch size {row['batch']:,}"
+            for row in (a, b)
+        )
+        return Quantity(found.value, found.low, found.high, said)
+
+    return measure
+
+
+def largest_batch(data: str, method: str, device: str = "cpu") -> Measure:
+    """Return the largest batch size that a method drew, if only memory limits it."""
+    facts = (device, data, method)
+
+    def measure(rows: AllRows) -> Quantity:
+        (points,) = _methods(rows, device, data, (method,))
+        value = float(max(row["batch"] for row in points))
+        stops = {
+            row["stopped"]
+            for row in rows.values()
+            if "stopped" in row and (row["device"], row["data"], row["method"]) == facts
+        }
+        if stops - {"memory"}:
+            raise NotMeasuredError(
+                f"{value:,.0f} images were drawn; more would take more than {max(stops)}"
+            )
+        return Quantity(value, value, value)
+
+    return measure
+
+
+def latency_lead(data: str, device: str) -> Measure:
+    """Return the latency of the fastest other kind of the paper ÷ that of linear."""
+    names = ("linear", "stateful-softmax", "softmax", "lsh-1", "lsh-4")
+
+    def measure(rows: AllRows) -> Quantity:
+        points = _methods(rows, device, data, names)
+        one = [next(row for row in some if row["batch"] == 1) for some in points]
+        nearest = min(one[1:], key=lambda row: float(median(row["seconds"])))
+        found = timing_ratio(nearest["seconds"], one[0]["seconds"])
+        said = ", ".join(
+            f"{row['method']} {number(median(row['seconds']))} s" for row in (one[0], nearest)
+        )
+        return Quantity(found.value, found.low, found.high, said)
+
+    return measure
+
+
+def device_ratio(data: str, method: str) -> Measure:
+    """Return the latency of a method on a GPU ÷ on a CPU."""
+
+    def measure(rows: AllRows) -> Quantity:
+        seconds = []
+        for device in ("cuda", "cpu"):
+            (points,) = _methods(rows, device, data, (method,))
+            seconds.append(next(row["seconds"] for row in points if row["batch"] == 1))
+        found = timing_ratio(*seconds)
+        said = f"{number(median(seconds[0]))} s and {number(median(seconds[1]))} s"
+        return Quantity(found.value, found.low, found.high, said)
+
+    return measure

@@ -1,0 +1,48 @@
+"""Measured quantities with their spread, which decide the paper's claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from scanline.model.paper.markdown import number
+from scanline.model.paper.report import Row
+
+AllRows = Mapping[str, Row]
+
+
+class NotMeasuredError(Exception):
+    """The rows do not contain a quantity; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A measured quantity.
+
+    Attributes:
+        value: The quantity.
+        low: Lower end of its spread: one standard error, or the extreme timings.
+        high: Upper end.
+        details: What it was computed from.
+    """
+
+    value: float
+    low: float
+    high: float
+    details: str = ""
+
+    def text(self) -> str:
+        """Format the value, its spread and the details."""
+        spread = f" ({number(self.low)} to {number(self.high)})" if self.low != self.high else ""
+        return f"{number(self.value)}{spread}" + (f": {self.details}" if self.details else "")
+
+
+Measure = Callable[[AllRows], Quantity]
+
+
+def timing_ratio(first: list[float], second: list[float]) -> Quantity:
+    """Return the ratio of two medians; its spread is that of the extreme timings."""
+    return Quantity(
+        median(first) / median(second), min(first) / max(second), max(first) / min(second)
+    )
