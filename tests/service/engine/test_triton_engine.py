@@ -32,8 +32,9 @@ if triton.knobs.runtime.interpret:
 SMALL = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_conv="2x3")
 
 
-def test_the_engine_draws_with_triton() -> None:
-    """Three images, one with known pixels, in two slots: the same bytes as alone."""
+@pytest.mark.parametrize("min_prefill", [2, 3])
+def test_the_engine_draws_with_triton(min_prefill: int) -> None:
+    """Three images, one with two known pixels, in two slots: the same bytes as alone."""
     network = network_for(SMALL)
     known = np.arange(SMALL.pixels) < 2
     canvas = np.full((SMALL.pixels, 1), 99, np.uint8)
@@ -41,7 +42,8 @@ def test_the_engine_draws_with_triton() -> None:
         GenerationSpec(n=2, seed=7, sampling=SamplingParams(label=1)),
         GenerationSpec(n=1, seed=3, canvas=canvas, known=known),
     ]
-    engine = Engine("tiny", TritonDecoder(network, 2), QueueLimits())
+    decoder = TritonDecoder(network, 2, min_prefill=min_prefill)
+    engine = Engine("tiny", decoder, QueueLimits())
     engine.start()
     try:
         generations = [engine.queue.submit(spec) for spec in specs]
@@ -51,7 +53,7 @@ def test_the_engine_draws_with_triton() -> None:
                     time.sleep(0.01)
     finally:
         engine.close(drain=0)
-    alone = TritonDecoder(network, 1)
+    alone = TritonDecoder(network, 1, min_prefill=min_prefill)
     for generation, spec in zip(generations, specs, strict=True):
         assert generation.error is None
         for image in generation.images:
