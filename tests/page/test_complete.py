@@ -138,9 +138,14 @@ def test_sketch_is_completed_from_end_of_last_stroke(visit: Open) -> None:
 def test_blank_picture_cannot_be_completed(visit: Open) -> None:
     page = visit("#complete")
     wait_until_drawn(page, "complete")
+    restore = page.locator("#tools label", has_text="Restore")
+    expect(restore).to_be_visible()
     page.click("#blank")
+    expect(restore).to_be_hidden()  # nothing could be restored
     page.click("#complete-form button[type=submit]")
     expect(page.locator("#editor-status")).to_have_text("Draw something first.")
+    page.click("#undo")
+    expect(restore).to_be_visible()
 
 
 def test_picture_without_erased_pixels_cannot_be_completed(visit: Open) -> None:

@@ -164,6 +164,17 @@ def test_picture_plays_with_pause(visit: Open) -> None:
     expect(page.locator("#watch [data-status-panel]")).to_contain_text("each a roll")
 
 
+def test_bars_follow_while_the_rest_is_rolled(visit: Open) -> None:
+    page = visit("#watch?seed=5", reduced_motion="no-preference")
+    expect(page.locator("[data-dice-play]")).to_have_text("Pause")
+    page.click("[data-dice-play]")
+    verdict = page.locator("[data-dice-verdict]")
+    expect(verdict).to_contain_text("Next:")
+    page.click("[data-dice-finish]")
+    expect(verdict).to_contain_text("The dice say")
+    expect(verdict).to_contain_text("The last pixel is")
+
+
 def test_playing_stops_when_the_view_is_left(visit: Open) -> None:
     page = visit("#watch?seed=5", reduced_motion="no-preference")
     expect(page.locator("[data-dice-play]")).to_have_text("Pause")

@@ -60,8 +60,7 @@ export class DrawView {
     document.getElementById("draw-n-label").textContent = comparing ? "How many a row" : "How many";
     n.max = comparing ? MAX_COLUMNS : MAX_COUNT;
     if (comparing) {
-      this.countBefore ??= n.value;
-      n.value = readNumber(n, MAX_COLUMNS);
+      this.countBefore ??= n.value; // `draw` reduces the value to the new maximum
     } else if (this.countBefore) {
       n.value = this.countBefore;
       this.countBefore = null;
