@@ -6,6 +6,7 @@ system's compiler. Without it, nothing is compiled, and the wheel is for any pla
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ class BuildWithLibraries(build_py):
             root = Path(self.build_lib).absolute()
             command = [sys.executable, "-m", "scanline.kernels.native.prebuild", MACHINE]
             folder = root / "scanline" / "kernels" / "native" / "prebuilt"
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier build from this folder
             environment = os.environ | {"PYTHONPATH": str(root)}
             subprocess.run([*command, str(folder)], env=environment, check=True)
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -126,12 +127,17 @@ exec cp "$built" "$2"
 """
     )
     compiler.chmod(0o755)
+    folder = "scanline/kernels/native/prebuilt"
+    platform_name = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    left = source / "build" / f"lib.{platform_name}" / folder  # by another build
+    left.mkdir(parents=True)
+    (left / "decoder-portable-0.so").touch()
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", tmp_path]
     build = {"SCANLINE_PREBUILT": machine, "CXX": str(compiler)}
     run(*PIP, "wheel", ".", *options, cwd=source, **build)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name == f"scanline_rnn-{__version__}-py3-none-linux_{machine}.whl"
-    installed, folder = tmp_path / "installed", "scanline/kernels/native/prebuilt"
+    installed = tmp_path / "installed"
     with zipfile.ZipFile(wheel) as opened:
         names = {name for name in opened.namelist() if name.endswith(".so")}
         opened.extractall(installed)
@@ -139,6 +145,7 @@ exec cp "$built" "$2"
     assert names == {
         f"{folder}/{prebuilt_name(isa, path)}" for isa in machine_isas() for path in sources
     }
+    assert {f"{folder}/{path.name}" for path in left.iterdir()} == names
     program = "from scanline.model import draw; draw('mnist', 1)"
     nothing = {"PATH": str(tmp_path), "SCANLINE_CACHE": str(tmp_path / "cache"), "CXX": ""}
     program += "; from scanline.kernels.native.build import load_build; print(load_build()._name)"
