@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.page.helpers import (
@@ -224,8 +225,9 @@ def test_switching_model_draws_at_once(visit: Open) -> None:
     assert len(pixels(page, "#draw .image-grid canvas")[0]) == 4 * GREY.pixels
 
 
-def test_images_do_not_move_when_they_are_finished(visit: Open) -> None:
-    page = visit("#draw?n=8&seed=5&label=one", reduced_motion="no-preference")
+@pytest.mark.parametrize(("label", "caption"), [("one", "drawn as a one"), ("", "")])
+def test_images_do_not_move_when_they_are_finished(visit: Open, label: str, caption: str) -> None:
+    page = visit(f"#draw?n=8&seed=5&label={label}", reduced_motion="no-preference")
     expect(page.locator("#draw .image-grid small").first).to_have_text("drawing")
 
     def tops() -> list[float]:
@@ -235,7 +237,7 @@ def test_images_do_not_move_when_they_are_finished(visit: Open) -> None:
     before = tops()
     wait_until_drawn(page)
     assert tops() == before
-    expect(page.locator("#draw .image-grid .drawn-as").first).to_have_text("drawn as a one")
+    expect(page.locator("#draw .image-grid .drawn-as").first).to_have_text(caption)
 
 
 def test_settings_draw_again_from_the_same_seed(visit: Open) -> None:
