@@ -15,7 +15,7 @@ from scanline.kernels.native.build import NativeBuildError, load_build
 
 _BAD_SLOTS = 1
 # Number formats of matrix products, in the order of ``Format`` in formats.h.
-Precision = Literal["float32", "bf16", "int16", "int8"]
+Precision = Literal["float32", "bf16", "int16", "int8", "int10"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 MEASUREMENT_ERROR = "this machine cannot be measured: not enough memory or threads"
 
@@ -146,6 +146,14 @@ class Peaks(NamedTuple):
     memory_bytes: float
 
 
+class PassCounts(NamedTuple):
+    """Totals of passes through a network: bytes are those of weights and attention sums."""
+
+    passes: int
+    rows: int
+    bytes: int
+
+
 def measure_peaks(library: ctypes.CDLL, threads: int) -> Peaks:
     """Measure this machine's peak performance, which takes a few seconds.
 
@@ -273,11 +281,11 @@ class NativeNetwork:
         )
 
     @property
-    def pass_counts(self) -> tuple[int, int]:
-        """Number of passes through the network so far, and the total of their rows."""
-        counts = (ctypes.c_int64 * 2)()
+    def pass_counts(self) -> PassCounts:
+        """Totals of all passes through the network so far."""
+        counts = (ctypes.c_int64 * 3)()
         self._library.scanline_pass_counts(self._handle, counts)
-        return counts[0], counts[1]
+        return PassCounts(*counts)
 
     def partition(self, count: int) -> tuple[int, int]:
         """Return the number of teams, and of their threads in total, that step ``count`` slots."""

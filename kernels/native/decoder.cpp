@@ -78,8 +78,9 @@ int scanline_head_padded(const scanline::Decoder* decoder) { return decoder->siz
 // stop.
 void scanline_trace(scanline::Decoder* decoder, float* parameters) { decoder->trace(parameters); }
 
-// Number of passes through the network so far, and the total of their rows.
-void scanline_pass_counts(const scanline::Decoder* decoder, int64_t counts[2]) {
+// Number of passes through the network so far, and the totals of their rows and of the bytes of weights
+// and attention sums that they moved.
+void scanline_pass_counts(const scanline::Decoder* decoder, int64_t counts[3]) {
     decoder->pass_counts(counts);
 }
 

@@ -132,10 +132,11 @@ public:
                         states_.get() + static_cast<size_t>(targets[i]) * size);
     }
 
-    // Write the number of passes so far and the total of their rows.
-    void pass_counts(int64_t counts[2]) const {
+    // Write the number of passes so far, and the totals of their rows and bytes (Network::bytes).
+    void pass_counts(int64_t counts[3]) const {
         counts[0] = passes_.load(std::memory_order_relaxed);
         counts[1] = rows_.load(std::memory_order_relaxed);
+        counts[2] = bytes_.load(std::memory_order_relaxed);
     }
 
     float* states() { return states_.get(); }
@@ -248,6 +249,7 @@ private:
             if (worker.is_leader()) {
                 passes_.fetch_add(1, std::memory_order_relaxed);
                 rows_.fetch_add(pass.row_count, std::memory_order_relaxed);
+                bytes_.fetch_add(static_cast<int64_t>(network_.bytes(pass)), std::memory_order_relaxed);
             }
             network_.run(arrays_, states_.get(), worker);
             const Range own = worker.part(pass.decision_count);
@@ -301,7 +303,7 @@ private:
     std::vector<bool> seen_;
     bool guided_ = false;  // a twin is among the slots
     int solo_pixels_ = 0;  // pixels still to be computed without teams
-    std::atomic<int64_t> passes_{0}, rows_{0};
+    std::atomic<int64_t> passes_{0}, rows_{0}, bytes_{0};
     float* trace_ = nullptr;
 };
 

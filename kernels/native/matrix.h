@@ -24,6 +24,13 @@ constexpr int BLOCK = 12;
 #else
 constexpr int BLOCK = 6;
 #endif
+// Up to this number of rows, INT10 is multiplied from its own layout. With more rows, unpacking the
+// weights takes longer than reading them, so they are read from a copy in the layout of INT16.
+#if defined(__AVX512F__)
+constexpr int MAX_INT10_ROWS = 8;
+#else
+constexpr int MAX_INT10_ROWS = 1;
+#endif
 constexpr int PANEL = PANEL_VECS * LANES;
 static_assert(!TILES || PANEL == TILE_PANEL);
 
@@ -52,7 +59,7 @@ inline void prefetch_panel(const std::byte* next, size_t bytes) {
 template <Format F, int R, int P>
 void multiply(const std::byte* input, size_t stride, int, const std::byte* panel, size_t panel_bytes,
               int inputs, float* tile) {
-    constexpr size_t VEC_BYTES = LANES * GROUP_SIZE<F> * weight_bytes(F);
+    constexpr size_t VEC_BYTES = LANES * GROUP_SIZE<F> * weight_bits(F) / 8;
     constexpr size_t BYTES = PANEL_VECS * VEC_BYTES;
     Vec sums[R][P][PANEL_VECS];
     const auto each_sum = [&](auto f) ALWAYS_INLINE {
@@ -97,7 +104,9 @@ struct Kernels {
 };
 template <Format F, int R, int P>
 constexpr Kernels kernels() {
-    return {R, P, multiply<F, R, P>, multiply<F, R, 1>};
+    // INT10 has no kernels for more rows, which would take long to compile.
+    constexpr Format used = F == Format::INT10 && R > MAX_INT10_ROWS ? Format::INT16 : F;
+    return {R, P, multiply<used, R, P>, multiply<used, R, 1>};
 }
 template <Format F>
 constexpr Kernels KERNELS[] = {
@@ -126,9 +135,11 @@ public:
           max_input_(max_input(format, round_up(inputs, 4))),
           max_weight_sum_(max_weight_sum(format, round_up(inputs, 4))),
           panel_bytes_(static_cast<size_t>(round_up(width, input_multiple(format))) * PANEL *
-                       static_cast<size_t>(weight_bytes(format))),
+                       static_cast<size_t>(weight_bits(format)) / 8),
+          copy_panel_bytes_(static_cast<size_t>(round_up(width, input_multiple(Format::INT16))) *
+                            PANEL * sizeof(int16_t)),
           weights_(panel_bytes_ * static_cast<size_t>(panels_)),
-          planes_(TILES && format == Format::INT16 ? bytes() : 0),
+          copy_(has_copy(format) ? copy_panel_bytes_ * static_cast<size_t>(panels_) : 0),
           bias_(static_cast<size_t>(panels_) * PANEL), scales_(static_cast<size_t>(panels_) * PANEL),
           offset_sums_(static_cast<size_t>(panels_) * PANEL) {}
 
@@ -152,7 +163,10 @@ public:
 
     InputFormat format() const { return InputFormat(format_); }  // of the input
     int panels() const { return panels_; }
-    size_t bytes() const { return panel_bytes_ * static_cast<size_t>(panels_); }
+    // Bytes of weights that a product of `rows` rows reads.
+    size_t bytes(int rows) const {
+        return (reads_copy(rows) ? copy_panel_bytes_ : panel_bytes_) * static_cast<size_t>(panels_);
+    }
 
     // Convert complete rows for `multiply` (see InputFormat::finish).
     const std::byte* finish(const std::byte* rows, size_t stride, int count, std::byte* output) const {
@@ -166,19 +180,21 @@ public:
     void multiply(const std::byte* input, size_t stride, int rows, Range panels, Emit emit) const {
         alignas(64) float tile[BLOCK * MAX_PANELS * PANEL];
         const bool tiled = uses_tiles(format_, rows), integers = is_integer(format_);
-        const std::byte* const packed = (tiled && format_ == Format::INT16 ? planes_ : weights_).get();
+        const bool copied = reads_copy(rows);
+        const std::byte* const packed = (copied ? copy_ : weights_).get();
+        const size_t panel_bytes = copied ? copy_panel_bytes_ : panel_bytes_;
         const int max_rows = tiled ? TILE_ROWS : BLOCK, blocks = (rows + max_rows - 1) / max_rows;
         for (int panel = panels.begin, done; panel < panels.end; panel += done) {
-            const std::byte* const weights = packed + static_cast<size_t>(panel) * panel_bytes_;
+            const std::byte* const weights = packed + static_cast<size_t>(panel) * panel_bytes;
             done = 1;
             for (int block = 0; block < blocks; ++block) {
                 const Range block_rows = Range::part(rows, block, blocks);
-                const Kernels& kernels = choose(block_rows.end - block_rows.begin);
+                const Kernels& kernels = choose(block_rows.end - block_rows.begin, copied);
                 const bool wide = blocks == 1 && panels.end - panel >= kernels.panels;
                 if (wide) done = kernels.panels;
                 (wide ? kernels.wide : kernels.narrow)(
                     input + static_cast<size_t>(block_rows.begin) * stride, stride,
-                    block_rows.end - block_rows.begin, weights, panel_bytes_, width_, tile);
+                    block_rows.end - block_rows.begin, weights, panel_bytes, width_, tile);
                 for (int c = 0; c < done * PANEL_VECS; ++c) {
                     const int column = panel * PANEL + c * LANES;
                     const Vec bias = load(bias_.get() + column);
@@ -203,6 +219,15 @@ public:
     }
 
 private:
+    // True if 16-bit inputs have a copy of the weights for many rows: planes of bytes for AMX, otherwise
+    // INT10's weights as INT16.
+    static constexpr bool has_copy(Format format) {
+        return TILES ? has_int16_inputs(format) : format == Format::INT10;
+    }
+    bool reads_copy(int rows) const {
+        return has_copy(format_) && (TILES ? uses_tiles(format_, rows) : rows > MAX_INT10_ROWS);
+    }
+
     // Return the smallest scale that keeps an output's quantized weights and their sum in bounds.
     float weight_scale(const float* weights, int count) const {
         double largest = 1e-30, total = 0;
@@ -213,46 +238,54 @@ private:
         if (!std::isfinite(total)) return std::numeric_limits<float>::quiet_NaN();
         // Leave room for rounding, which may add ½ to each weight, and for float32's precision.
         const double max_sum = max_weight_sum_ - count;
-        const int max_weight = format_ == Format::INT8 ? INT8_MAX : INT16_MAX;
-        return static_cast<float>(std::max(largest / max_weight, total / max_sum));
+        return static_cast<float>(std::max(largest / max_weight(format_), total / max_sum));
     }
 
     void store_weight(int output, size_t input, float weight) {
-        std::byte* panel = weights_.get() + static_cast<size_t>(output / PANEL) * panel_bytes_;
-        const size_t index =
-            weight_position(format_, input, static_cast<size_t>(output % PANEL), PANEL);
-        if (format_ == Format::FLOAT32) reinterpret_cast<float*>(panel)[index] = weight;
+        const size_t panel = static_cast<size_t>(output / PANEL);
+        const auto column = static_cast<size_t>(output % PANEL);
+        std::byte* const packed = weights_.get() + panel * panel_bytes_;
+        const auto at = [&](Format f) { return weight_position(f, input, column, PANEL); };
+        if (format_ == Format::FLOAT32) reinterpret_cast<float*>(packed)[at(format_)] = weight;
         else if (format_ == Format::BF16)
-            reinterpret_cast<uint16_t*>(panel)[index] = to_bf16(weight);
+            reinterpret_cast<uint16_t*>(packed)[at(format_)] = to_bf16(weight);
         else {
-            const long number = std::lrint(weight);
-            if (format_ == Format::INT16) {
-                reinterpret_cast<int16_t*>(panel)[index] = static_cast<int16_t>(number);
-                if (TILES) store_planes(output, input, number);
-            } else {
-                reinterpret_cast<int8_t*>(panel)[index] = static_cast<int8_t>(number);
-                offset_sums_.get()[output] += INT8_OFFSET * static_cast<int32_t>(number);
+            const auto number = static_cast<int>(std::lrint(weight));
+            if (format_ == Format::INT8) {
+                reinterpret_cast<int8_t*>(packed)[at(format_)] = static_cast<int8_t>(number);
+                offset_sums_.get()[output] += INT8_OFFSET * number;
+                return;
             }
+            std::byte* const copy = copy_.get() + panel * copy_panel_bytes_;
+            if (TILES) store_planes(copy, column, input, number);
+            if (format_ == Format::INT10) {
+                const size_t group = input / INT10_GROUP * PANEL_VECS + column / LANES;
+                reinterpret_cast<Int10Group*>(packed)[group].set(input % INT10_GROUP, column % LANES,
+                                                                 number);
+                if (TILES) return;
+            }
+            reinterpret_cast<int16_t*>(format_ == Format::INT10 ? copy : packed)[at(Format::INT16)] =
+                static_cast<int16_t>(number);
         }
     }
 
-    void store_planes(int output, size_t input, long number) {
-        const size_t column = static_cast<size_t>(output % PANEL);
+    void store_planes(std::byte* panel, size_t column, size_t input, int number) {
         std::byte* const high =
-            planes_.get() + static_cast<size_t>(output / PANEL) * panel_bytes_ +
-            plane_offset(column, input, panel_bytes_ / (2 * size_t{PANEL}));
+            panel + plane_offset(column, input, copy_panel_bytes_ / (2 * size_t{PANEL}));
         high[0] = static_cast<std::byte>(number >> 8);
         high[TILE_BYTES] = static_cast<std::byte>(number);
     }
 
-    const Kernels& choose(int rows) const {
+    const Kernels& choose(int rows, bool copied) const {
 #if defined(__AMX_INT8__)
         if (uses_tiles(format_, rows)) return TILE_KERNELS[format_ == Format::INT8];
 #endif
-        const Kernels* kernels = format_ == Format::INT8    ? KERNELS<Format::INT8>
-                                 : format_ == Format::INT16 ? KERNELS<Format::INT16>
-                                 : format_ == Format::BF16  ? KERNELS<Format::BF16>
-                                                            : KERNELS<Format::FLOAT32>;
+        const Format layout = copied ? Format::INT16 : format_;
+        const Kernels* kernels = layout == Format::INT8    ? KERNELS<Format::INT8>
+                                 : layout == Format::INT10 ? KERNELS<Format::INT10>
+                                 : layout == Format::INT16 ? KERNELS<Format::INT16>
+                                 : layout == Format::BF16  ? KERNELS<Format::BF16>
+                                                           : KERNELS<Format::FLOAT32>;
         while (kernels->rows < rows) ++kernels;
         return *kernels;
     }
@@ -260,9 +293,9 @@ private:
     Format format_ = Format::FLOAT32;
     int width_ = 0, panels_ = 0;
     int max_input_ = 0, max_weight_sum_ = 0;
-    size_t panel_bytes_ = 0;
+    size_t panel_bytes_ = 0, copy_panel_bytes_ = 0;
     Buffer<std::byte> weights_;
-    Buffer<std::byte> planes_;      // the 16-bit weights again, as planes of bytes for AMX
+    Buffer<std::byte> copy_;        // the weights again, in the layout for many rows
     Buffer<float> bias_, scales_;   // per output
     Buffer<int32_t> offset_sums_;   // what INT8_OFFSET adds to each output's sum
 };

@@ -108,7 +108,8 @@ public:
         double lowest = std::numeric_limits<double>::infinity();
         for (int workers = 1; workers <= max_workers; ++workers) {
             const auto bytes = [&](const PackedLinear& product, int parts) {
-                return static_cast<double>(product.bytes()) / parts * ((parts + workers - 1) / workers);
+                return static_cast<double>(product.bytes(rows)) / parts *
+                       ((parts + workers - 1) / workers);
             };
             double busiest = bytes(predictor_, predictor_.panels());
             for (const Layer& layer : layers_)
@@ -120,6 +121,18 @@ public:
             if (cost < lowest) lowest = cost, best = workers;
         }
         return best;
+    }
+
+    // Bytes of the weights and of the attention's sums that a pass moves: weights are read, sums are read
+    // and written.
+    size_t bytes(const Pass& pass) const {
+        size_t total = predictor_.bytes(pass.row_count);
+        for (const Layer& layer : layers_)
+            for (const PackedLinear* product : {&layer.qkv, &layer.out, &layer.linear1, &layer.linear2})
+                total += product->bytes(pass.row_count);
+        for (int i = 0; i < pass.run_count; ++i)
+            if (pass.runs[i].count) total += 2 * sizes_.rings * sizeof(float);
+        return total;
     }
 
     float* parameters(Team& team, int row) const {

@@ -40,7 +40,7 @@ struct Team {
 struct WorkerBuffers {
     explicit WorkerBuffers(const Sizes& s)
         : x(size_t{MAX_ROWS} * s.wide), normalised(s.ring ? size_t{MAX_ROWS} * s.wide : 0),
-          input(INPUT_ROWS * InputFormat(Format::INT8).stride(std::max({s.wide, s.hidden, s.qkv()}))) {}
+          input(INPUT_ROWS * InputFormat(Format::INT10).stride(std::max({s.wide, s.hidden, s.qkv()}))) {}
 
     Buffer<float> x;           // the residual stream
     Buffer<float> normalised;  // the normalised stream, if it is convolved

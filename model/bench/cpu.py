@@ -2,8 +2,11 @@
 
 Every backend is checked against the reference before it is timed. Results are medians. Steps take
 the same time at every position, so only some pixels of large images are sampled and the rest is
-extrapolated; the table shows how many. The last column is the time of a step divided by its
-roofline bound, and whether computing or moving bytes sets that bound.
+extrapolated; the table shows how many. The bytes are those of weights and attention sums: what
+``native`` counted, and for other backends the least that a step must move. ``share`` is their part
+of the bandwidth measured when as much memory as weights and sums occupy is read repeatedly. The
+last column is the time of a step divided by its roofline bound, and whether computing or moving
+bytes sets that bound.
 """
 
 from __future__ import annotations
@@ -53,10 +56,11 @@ class Timing:
         seconds_an_image: time until all slots have a whole image.
         images_a_second: throughput.
         gflops: billion operations/s.
-        gbytes_a_second: GB/s.
+        gbytes_a_second: GB/s of weights and attention sums.
         precision: type of the products.
         limit: what bounds a step on this machine, ``compute`` or ``bytes``; None if unknown.
         times_limit: time of a step divided by its bound; None if unknown.
+        bandwidth_share: ``gbytes_a_second`` as a part of the measured bandwidth; None if unknown.
     """
 
     model: str
@@ -71,11 +75,18 @@ class Timing:
     precision: str = "float32"
     limit: str | None = None
     times_limit: float | None = None
+    bandwidth_share: float | None = None
+
+    @property
+    def mbytes_a_step(self) -> float:
+        """MB of weights and attention sums that a step of all slots moves."""
+        return self.gbytes_a_second * self.milliseconds_a_step
 
     def with_bound(self, bound: Bound) -> Timing:
         """Return this timing with the roofline bound."""
         times_limit = self.milliseconds_a_step / 1e3 / bound.seconds
-        return replace(self, limit=bound.name, times_limit=times_limit)
+        share = self.gbytes_a_second * 1e9 / bound.bytes_a_second
+        return replace(self, limit=bound.name, times_limit=times_limit, bandwidth_share=share)
 
 
 @dataclass(frozen=True)
@@ -193,23 +204,29 @@ def time_decoder(
         decoder.synchronize(decoder.max_in_flight - 1)
 
     runs = []
+    native = decoder if isinstance(decoder, NativeDecoder) else None
+    before = native.bytes_moved if native else 0
     for _ in range(repeats):
         start_blank_images(decoder, style)
         runs.append(measure(draw, decoder.config.pixels, seconds, decoder.synchronize))
-    return _timing(name, decoder, decoder.config, decoder.max_slots, runs)
+    steps = sum(done for done, _ in runs) * decoder.config.steps_per_pixel
+    moved = (native.bytes_moved - before) / steps if native else None
+    return _timing(name, decoder, decoder.config, decoder.max_slots, runs, moved)
 
 
 def _timing(
     name: str, sampler: Decoder | Peer, config: ModelConfig, slots: int,
-    runs: list[tuple[int, float]],
+    runs: list[tuple[int, float]], moved: float | None = None,
 ) -> Timing:  # fmt: skip
+    """Summarise runs; ``moved`` is the bytes of a step, by default the least possible."""
+    moved = bytes_per_step(config, slots, sampler.precision) if moved is None else moved
     pixel = statistics.median(time for _, time in runs)
     step = pixel / config.steps_per_pixel
     return Timing(
         name, sampler.backend, slots, min(done for done, _ in runs), step * 1e3,
         pixel * config.pixels, slots / (pixel * config.pixels),
         operations_per_step(config) * slots / step / 1e9,
-        bytes_per_step(config, slots, sampler.precision) / step / 1e9, sampler.precision,
+        moved / step / 1e9, sampler.precision,
     )  # fmt: skip
 
 
@@ -336,18 +353,19 @@ def run_bench(
 
 HEADER = (
     f"{'model':14} {'backend':25} {'slots':>5} {'pixels':>6} {'ms/step':>9} {'s/image':>9} "
-    f"{'images/s':>9} {'GFLOP/s':>8} {'GB/s':>6}  of the bound"
+    f"{'images/s':>9} {'GFLOP/s':>8} {'MB/step':>8} {'GB/s':>6} {'share':>5}  of the bound"
 )
 
 
 def format_row(t: Timing) -> str:
     """Format a timing as a line below ``HEADER``."""
     limit = f"{t.times_limit:6.2f} × {t.limit}" if t.times_limit else ""
+    share = "" if t.bandwidth_share is None else f"{t.bandwidth_share:.0%}"
     backend = f"{t.backend} {t.precision}"
     return (
         f"{t.model:14} {backend:25} {t.slots:5} {t.pixels:6} {t.milliseconds_a_step:9.4f} "
         f"{t.seconds_an_image:9.3g} {t.images_a_second:9.2f} {t.gflops:8.1f} "
-        f"{t.gbytes_a_second:6.1f} {limit}"
+        f"{t.mbytes_a_step:8.1f} {t.gbytes_a_second:6.1f} {share:>5} {limit}"
     )
 
 

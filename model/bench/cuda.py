@@ -171,7 +171,7 @@ def run_bench(
             moved = step_bytes(model.config, count)
             step = timed.milliseconds_a_step / 1e3
             timed = replace(timed, gbytes_a_second=moved / step / 1e9)
-            timings.append(timed.with_bound(Bound("bytes", moved / rate)))
+            timings.append(timed.with_bound(Bound("bytes", moved / rate, rate)))
             progress(bench.format_row(timings[-1]))
             note(
                 f"{name}, {count} slots: {moved / 1e6:.1f} MB per step; a copy of as many bytes "

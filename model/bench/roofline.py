@@ -12,7 +12,8 @@ from typing import NamedTuple
 from scanline.kernels.native.abi import Peaks, measure_bandwidth, measure_peaks
 from scanline.model.config import ModelConfig
 
-_WEIGHT_BYTES = {"float32": 4, "bf16": 2, "int16": 2, "int8": 1}
+_WEIGHT_BYTES = {"float32": 4, "bf16": 2, "int16": 2, "int8": 1, "int10": 1.25}
+_OPERATIONS = {"int10": "int16"}  # precisions that another one's instructions multiply
 
 
 def operations_per_step(config: ModelConfig) -> int:
@@ -20,7 +21,7 @@ def operations_per_step(config: ModelConfig) -> int:
     return 2 * _weights(config) + 4 * _state(config)
 
 
-def bytes_per_step(config: ModelConfig, slots: int, precision: str) -> int:
+def bytes_per_step(config: ModelConfig, slots: int, precision: str) -> float:
     """Return the bytes that one step of all slots must move: weights once, states twice."""
     return _WEIGHT_BYTES[precision] * _weights(config) + 8 * _state(config) * slots
 
@@ -35,10 +36,11 @@ def _state(c: ModelConfig) -> int:
 
 
 class Bound(NamedTuple):
-    """Lower bound of a step's time, and its cause: ``compute`` or ``bytes``."""
+    """Lower bound of a step's time, its cause (``compute`` or ``bytes``), and the bandwidth."""
 
     name: str
     seconds: float
+    bytes_a_second: float
 
 
 class Roofline:
@@ -60,12 +62,13 @@ class Roofline:
         as much memory as weights and states occupy again and again: a cache's if they fit.
         """
         rates: dict[str, float] = self.peaks._asdict()
-        products = 2 * _weights(config) / rates[f"{precision}_operations"]
+        kind = _OPERATIONS.get(precision, precision)
+        products = 2 * _weights(config) / rates[f"{kind}_operations"]
         sums = 4 * _state(config) / self.peaks.float32_operations
         resident = _WEIGHT_BYTES[precision] * _weights(config) + 4 * _state(config) * slots
-        rate = measure_bandwidth(self._library, self._threads, resident)
+        rate = measure_bandwidth(self._library, self._threads, int(resident))
         limits = (
-            Bound("compute", slots * (products + sums)),
-            Bound("bytes", bytes_per_step(config, slots, precision) / rate),
+            Bound("compute", slots * (products + sums), rate),
+            Bound("bytes", bytes_per_step(config, slots, precision) / rate, rate),
         )
         return max(limits, key=lambda limit: limit.seconds)

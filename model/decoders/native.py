@@ -45,9 +45,11 @@ class NativeDecoder(Decoder):
         threads: The number of cores to use; by default all that this process may use.
         precision: The format of the matrix products, by default ``int16``.
             ``int16`` is more exact than ``bf16`` and on Zen 4 about as fast; ``int8`` is faster
-            than both, but degrades some models. States and everything else are float32. If
+            than both, but degrades some models; ``int10`` rounds only the weights, to 10 bits, so
+            that one image or a few read fewer bytes. States and everything else are float32. If
             intensities enter by a linear map, the input of the first feed-forward network and the
-            parameters of a mixture are more precise: float32 with ``bf16``, int16 with ``int8``.
+            parameters of a mixture are more precise: float32 with ``bf16``, int16 with ``int8``
+            and ``int10``.
         isa: One of ``ISAS`` in ``kernels/native/cpu.py``, by default the CPU's best.
         speculate: Whether to compute pixels ahead from predicted values if there are few images.
             Pixels with a correct prediction are kept.
@@ -142,6 +144,11 @@ class NativeDecoder(Decoder):
         """View of every slot's sums of eq. 19: ``[N, L, H, K]``."""
         K = self.config.head_size
         return self._native.sums[..., K, :K]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes of weights and attention sums that all passes so far have read and written."""
+        return self._native.pass_counts.bytes
 
     def trace(self) -> NDArray[np.float32]:
         """Record the head's parameters of every later step, in ``[N, steps, head_outputs]``."""

@@ -39,8 +39,8 @@ def bench(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="Precision of the native backend: float32, bf16, int16 or int8. Default: the "
-            "model's."
+            help="Precision of the native backend: float32, bf16, int16, int8 or int10. Default: "
+            "the model's."
         ),
     ] = None,
     device: Annotated[

@@ -35,6 +35,8 @@ MODE_OPTIONS = {
     "--holes": ("--epochs",),
 }  # fmt: skip
 PARTICLES = (1, 8, 64)  # numbers of particles that --holes compares
+# A precision is measured by the differences of single images, so that fewer of them suffice.
+MIN_RECORDED_IMAGES = 1_000
 
 
 def evaluate(
@@ -69,8 +71,8 @@ def evaluate(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="Measure the loss of the native backend in float32, bf16, int16 or int8 instead. "
-            "With --record, the model uses this precision from then on."
+            help="Measure the loss of the native backend in float32, bf16, int16, int8 or int10 "
+            "instead. With --record, the model uses this precision from then on."
         ),
     ] = None,
     holes: Annotated[
@@ -122,8 +124,11 @@ def evaluate(
     check_compatible(mode or "the bits/dim of a test set", given, *MODE_OPTIONS[mode])
     if precision:
         precision_of(precision)
-    if record and limit:
-        raise ValueError("--record needs the whole test set: leave --limit out")
+    if record and limit and not (precision and limit >= MIN_RECORDED_IMAGES):
+        raise ValueError(
+            "--record needs the whole test set or, with --precision, at least "
+            f"{MIN_RECORDED_IMAGES:,} images: leave --limit out"
+        )
     checkpoint = load_by_name(weights, model)
     source = DataSource(dataset, images, data_dir, download)
     if holes:

@@ -52,9 +52,12 @@ def trace(
 # The dtype whose tolerances apply to a precision.
 DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32, "bf16": torch.bfloat16, "int16": torch.int16, "int8": torch.int8,
+    "int10": torch.int8,
 }  # fmt: skip
 # Maximum error of parameters relative to float64, as a fraction of the largest parameter.
-ERRORS: dict[Precision, float] = {"float32": 1e-5, "bf16": 3e-2, "int16": 2e-3, "int8": 5e-2}
+ERRORS: dict[Precision, float] = {
+    "float32": 1e-5, "bf16": 3e-2, "int16": 2e-3, "int8": 5e-2, "int10": 2e-2,
+}  # fmt: skip
 
 
 ODD_SIZES = {

@@ -27,7 +27,7 @@ from scanline.model.particles import run_particle_filters
 from tests.conftest import tiny_config
 
 FILE = Path(__file__).with_name("golden.json")
-PRECISIONS: tuple[Precision, ...] = ("int16", "int8", "float32")
+PRECISIONS: tuple[Precision, ...] = ("int16", "int8", "int10", "float32")
 PARTICLES = 3
 SHIPPED = ("mnist", "cifar10")
 # The sizes of some heads, layers and outputs are no multiples of any vector's width.

@@ -200,7 +200,7 @@ def replace_known(inputs: InputBatch, canvas: NDArray[np.uint8]) -> InputBatch:
     return replace(inputs, canvas=canvas, known=np.ones_like(inputs.known), label=label)
 
 
-@pytest.mark.parametrize("precision", ["int16", "int8"])
+@pytest.mark.parametrize("precision", ["int16", "int8", "int10"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_largest_integer_sums_fit_in_32_bits(precision: Precision, sign: int, isa: str) -> None:
     """All products of a sum are as large as possible and of the same sign."""
@@ -227,7 +227,7 @@ def check_same_bytes(plain: NativeDecoder, decoder: NativeDecoder, inputs: Input
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["int16", "int8"])
+@pytest.mark.parametrize("precision", ["int16", "int8", "int10"])
 @pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
 def test_emulated_isas_give_the_same_bytes(
     emulated: str, config: ModelConfig, precision: Precision, emulation_folder: Path,
@@ -244,7 +244,7 @@ def test_emulated_isas_give_the_same_bytes(
 
 
 @pytest.mark.skipif("amx" not in cpu_isas(), reason="this CPU has no AMX, or may not use it")
-@pytest.mark.parametrize("precision", ["int16", "int8"])
+@pytest.mark.parametrize("precision", ["int16", "int8", "int10"])
 @pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
 def test_amx_gives_the_same_bytes_as_avx512(
     config: ModelConfig, precision: Precision, monkeypatch: pytest.MonkeyPatch

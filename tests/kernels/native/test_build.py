@@ -169,7 +169,7 @@ from tests.kernels.native.fixtures import ODD_SIZES
 from scanline.model.decoders.native import NativeDecoder
 for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
     inputs = masked(config, 5)
-    for precision in ("float32", "bf16", "int16", "int8"):
+    for precision in ("float32", "bf16", "int16", "int8", "int10"):
         decoder = NativeDecoder(network_for(config), 7, 2, precision=precision)
         decoder.begin([6, 0, 3, 2, 1], inputs)
         decoder.step([0], 2)

@@ -104,13 +104,14 @@ def test_measuring_the_team_size_leaves_no_trace() -> None:
     assert teams == 1
     assert 1 <= used <= threads
     assert not decoder.states.any()
-    assert decoder._native.pass_counts == (0, 0)
+    assert decoder._native.pass_counts == (0, 0, 0)
 
 
 # Every kind in each CPU's default precision, and two kinds in each of the other precisions.
 IN_PRECISION: list[tuple[str, Precision]] = [
     *((kind, "bf16") for kind in KINDS), *((kind, "int16") for kind in KINDS),
     ("rgb", "float32"), ("paper", "float32"), ("grey", "int8"), ("conv", "int8"),
+    ("grey", "int10"), ("conv", "int10"),
 ]  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_some_predictions_are_right_and_some_wrong() -> None:
     decoder.begin([0], inputs.select([2]))
     before = decoder._native.pass_counts
     decoder.step([0], decoder.config.pixels)
-    passes, rows = (
+    passes, rows, _ = (
         now - then for now, then in zip(decoder._native.pass_counts, before, strict=True)
     )
     steps = decoder.config.steps - 1  # the first is known

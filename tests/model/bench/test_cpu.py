@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from scanline.kernels.native.abi import Precision
 from scanline.model.bench import cpu as bench
 from scanline.model.bench.models import find_models
+from scanline.model.bench.roofline import Bound, bytes_per_step
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.base import BackendError, Decoder
+from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
@@ -66,3 +69,15 @@ def test_decoder_that_differs_is_not_timed() -> None:
 def test_short_times_are_not_rounded_to_zero() -> None:
     timing = bench.Timing("tiny", "native", 1, 144, 0.0018, 0.000253, 3946.67, 24.5, 25.8)
     assert bench.format_row(timing).split()[6] == "0.000253"
+
+
+@pytest.mark.parametrize(("precision", "slots"), [("float32", 3), ("int8", 2), ("int10", 1)])
+def test_native_counts_the_bytes_of_weights_and_sums(precision: Precision, slots: int) -> None:
+    """With sizes that need no padding, and without predictions, they are the least possible."""
+    config = tiny_config(d_model=64, n_heads=2, d_ff=64)
+    decoder = NativeDecoder(network_for(config), slots, 1, precision=precision, speculate=False)
+    timing = bench.time_decoder("tiny", decoder, 0.01, 1)
+    least = bytes_per_step(config, slots, precision)
+    assert timing.mbytes_a_step * 1e6 == pytest.approx(least)
+    bound = Bound("bytes", 1e-3, 2 * timing.gbytes_a_second * 1e9)
+    assert timing.with_bound(bound).bandwidth_share == pytest.approx(0.5)

@@ -47,7 +47,7 @@ def test_cost_is_the_difference_to_float32(precision: Precision) -> None:
     cost = measure_precision_cost(network, data, precision, 1, seen.append)
     assert (cost.precision, cost.images, cost.data, sum(seen)) == (precision, 67, "noise", 67)
     assert (cost.bits_per_dim == 0) == (precision == "float32")
-    limits = {"float32": 0.0, "bf16": 2e-2, "int16": 1e-3, "int8": 5e-2}
+    limits = {"float32": 0.0, "bf16": 2e-2, "int16": 1e-3, "int8": 5e-2, "int10": 1e-2}
     assert abs(cost.bits_per_dim) <= limits[precision]
     decoder = NativeDecoder(network, 67, 1, precision=precision)
     whole = evaluate(network, data).bits_per_dim + cost.bits_per_dim
@@ -96,17 +96,17 @@ def test_a_precision_is_measured_and_recorded(
     assert done.exit_code == 0, done.output
     assert "mnist on mnist: int16 costs " in done.output
     assert load_checkpoint(path).native_precision is None
-    done = CliRunner().invoke(app, [*given, "int16", "--record"])
+    done = CliRunner().invoke(app, [*given, "int16", "--record", "--limit", "1000"])
     assert done.exit_code == 0, done.output
     known = load_checkpoint(path)
     assert known.native_precision == "int16"
     assert known.facts["native_precision"]["images"] > 3
     assert known.facts["validation"] == [{"bits_per_dim": 5.5}]
     for wrong, message in (
-        (["int4"], "precision must be one of float32, bf16, int16, int8, not 'int4'"),
+        (["int4"], "precision must be one of float32, bf16, int16, int8, int10, not 'int4'"),
         (["int8", "--label"], "--label: not allowed with --precision"),
         (["int8", "--samples", "4"], "--samples: not allowed with --precision"),
-        (["int8", "--record", "--limit", "2"], "leave --limit out"),
+        (["int8", "--record", "--limit", "999"], "at least 1,000 images: leave --limit out"),
     ):
         done = CliRunner().invoke(app, [*given, *wrong])
         assert done.exit_code != 0
