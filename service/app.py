@@ -35,7 +35,7 @@ from scanline.service.http.middleware.server_errors import ServerErrorMiddleware
 from scanline.service.metrics import CONTENT_TYPE
 from scanline.service.openai.routes import router as openai_router
 from scanline.service.openapi_schema import customize_openapi
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from scanline.service.web.og_image import router as og_image_router
 from scanline.service.web.pages import DOCS_STATIC, add_pages
 

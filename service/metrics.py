@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from prometheus_client import (
@@ -39,10 +40,10 @@ class Metrics:
     """Metrics of one server, in their own registry.
 
     Args:
-        engines: Function that returns the engines by model, whose gauges are read at each scrape.
+        engines: Function that returns all engines, whose gauges are read at each scrape.
     """
 
-    def __init__(self, engines: Callable[[], Mapping[str, EngineProtocol]]) -> None:
+    def __init__(self, engines: Callable[[], Iterable[EngineProtocol]]) -> None:
         # Each metric would have another line, with the time of its creation.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
@@ -123,6 +124,14 @@ class Metrics:
             ["key"],
             registry=own,
         )
+        self.model_changes = Counter(
+            "scanline_model_changes",
+            "Models added, replaced or removed without a restart, and files that failed to load.",
+            ["change"],
+            registry=own,
+        )
+        for change in ("added", "replaced", "removed", "failed"):
+            self.model_changes.labels(change)
         self.open_streams = Gauge(
             "scanline_open_streams", "Streams of events being sent.", registry=own
         )
@@ -235,22 +244,25 @@ class _Labelled(Collector):
 class _Gauges(Collector):
     """Gauges of engines, read at each scrape."""
 
-    def __init__(self, engines: Callable[[], Mapping[str, EngineProtocol]]) -> None:
+    def __init__(self, engines: Callable[[], Iterable[EngineProtocol]]) -> None:
         self._engines = engines
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield running and waiting images and slots of each model."""
-        running = GaugeMetricFamily(
-            "scanline_running_images", "Images being drawn.", labels=["model"]
-        )
-        waiting = GaugeMetricFamily("scanline_waiting_images", "Images waiting.", labels=["model"])
-        slots = GaugeMetricFamily(
-            "scanline_slots", "Slots, including those kept for small requests.", labels=["model"]
-        )
-        taken = GaugeMetricFamily("scanline_slots_in_use", "Slots with an image.", labels=["model"])
-        for name, engine in self._engines().items():
-            running.add_metric([name], engine.running)
-            taken.add_metric([name], engine.slots_in_use)
-            waiting.add_metric([name], engine.queue.waiting)
-            slots.add_metric([name], engine.total_slots)
-        yield from (running, waiting, slots, taken)
+        help_texts = {
+            "scanline_running_images": "Images being drawn.",
+            "scanline_waiting_images": "Images waiting.",
+            "scanline_slots": "Slots, including those kept for small requests.",
+            "scanline_slots_in_use": "Slots with an image.",
+        }
+        values = {name: Counts[str]() for name in help_texts}
+        for engine in self._engines():  # several of one name while a replaced model still draws
+            values["scanline_running_images"][engine.name] += engine.running
+            values["scanline_waiting_images"][engine.name] += engine.queue.waiting
+            values["scanline_slots"][engine.name] += engine.total_slots
+            values["scanline_slots_in_use"][engine.name] += engine.slots_in_use
+        for name, text in help_texts.items():
+            family = GaugeMetricFamily(name, text, labels=["model"])
+            for model, value in values[name].items():
+                family.add_metric([model], value)
+            yield family

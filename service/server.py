@@ -19,7 +19,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from scanline.kernels.native.training import library
-from scanline.model.checkpoint import load_checkpoints
 from scanline.service.app import create_app
 from scanline.service.http.middleware.body_limit import MAX_BODY_SHARES, caller_body_bytes
 from scanline.service.http.protocol.connection import BoundedHttpProtocol
@@ -27,7 +26,9 @@ from scanline.service.http.protocol.connection_limiter import ConnectionLimiter
 from scanline.service.logs import set_up_logs
 from scanline.service.runtime_tuning import tune_interpreter
 from scanline.service.settings import Settings
-from scanline.service.state import AppState, EngineFactory, open_engine
+from scanline.service.state.app_state import AppState
+from scanline.service.state.registry import EngineFactory, open_engine
+from scanline.service.state.reload import ModelReloader
 
 log = logging.getLogger("scanline.server")
 
@@ -183,8 +184,13 @@ def serve(settings: Settings) -> None:
         ValueError: If the server cannot work.
     """
     set_up_logs(settings.log_format, settings.log_level)
-    checkpoints = load_checkpoints(settings.weights, settings.models)
     app_state = AppState(settings)
+    reloader = ModelReloader(
+        settings, app_state.registry, app_state.serve, app_state.metrics.model_changes
+    )
+    checkpoints = reloader.load()
+    if not settings.cluster:  # replicas read the files of their own machines
+        app_state.reloader = reloader
     settings.max_connections = raise_file_limit(
         settings.max_connections, max(settings.max_upload, settings.max_json or 0)
     )
@@ -204,14 +210,19 @@ def serve(settings: Settings) -> None:
             tune_interpreter()
             if app_state.ready:  # compile what scores need now, so that no score waits for it
                 threading.Thread(target=library.is_available, name="building", daemon=True).start()
+            if app_state.ready and settings.watches_weights:
+                watch = (settings.watch_seconds, lambda: app_state.draining)
+                threading.Thread(
+                    target=reloader.watch, args=watch, name="watching", daemon=True
+                ).start()
 
         app = create_app(app_state, open_models)
         server = DrainingServer(uvicorn_config(app, app_state), app_state)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup sets SIG_IGN
             signal.signal(signal.SIGHUP, server.handle_exit)
         server.run(sockets)
-    if app_state.ended_early and app_state.failure is None:
-        log.info("ended while the models were loading")
+    if (app_state.ended_early or reloader.busy) and app_state.failure is None:
+        log.info("ended while models were loading")
         logging.shutdown()
         os._exit(0)  # Python cannot exit safely while another thread is inside torch
     if app_state.failure is not None:

@@ -56,6 +56,14 @@ class Settings(BaseSettings):
         NoDecode,
         Field(description="Serve only these models, the default first (comma-separated)."),
     ] = ()
+    watch_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Interval in which the weights' folder is checked for changed models; "
+            "0: only at POST /v1/models/reload.",
+        ),
+    ] = 2.0
     backend: Literal["auto", "reference", "native", "triton"] = "auto"
     slots: Annotated[int, Field(ge=1, le=65536, description="Images drawn at once per model.")] = 64
     threads: Annotated[
@@ -323,6 +331,11 @@ class Settings(BaseSettings):
         """The valid API keys; none if no key is required."""
         keys = "" if self.api_key is None else self.api_key.get_secret_value()
         return [key.strip() for key in keys.split(",")] if keys else []
+
+    @property
+    def watches_weights(self) -> bool:
+        """True if changed models are loaded by themselves: if the folder is not the shipped one."""
+        return self.watch_seconds > 0 and self.weights != SHIPPED_WEIGHTS and not self.cluster
 
     @property
     def connection_limits(self) -> ConnectionLimits:

@@ -26,7 +26,8 @@ from scanline.service.errors import error_responses, incomplete_error
 from scanline.service.http.disconnect import watch_client
 from scanline.service.recipes.png_writer import PngWriter
 from scanline.service.recipes.recipe import FORMAT as RECIPE_FORMAT
-from scanline.service.state import AppState, LoadedModel
+from scanline.service.state.app_state import AppState
+from scanline.service.state.registry import LoadedModel
 
 router = APIRouter(prefix="/v1", dependencies=COMMON_DEPENDENCIES)
 _CACHED = {name: {"schema": {"type": "string"}} for name in ("ETag", "Cache-Control")}
@@ -92,16 +93,16 @@ async def png_response(
         ApiError: If drawing fails or is cancelled.
     """
     digest = fingerprint(loaded.engine.name, spec, spec.seed)
-    writer = png_writer(app_state, loaded.engine.name)
+    writer = png_writer(app_state, loaded.engine.queue)
     facts = f"{loaded.fingerprint} {RECIPE_FORMAT if writer.drawn_by else None} {writer.drawn_by}"
     etag = f'"{hashlib.sha256(facts.encode() + digest).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": cache_control}
     if etags & {etag, "*"}:
         return Response(status_code=304, headers=headers)
-    generation = submit_generation(
+    queue, generation = submit_generation(
         request, app_state, loaded.engine, spec, RequestKey("sample", etag, digest)
     )
-    await wait_for_result(request, loaded.engine, generation)
+    await wait_for_result(request, queue, generation)
     if error := incomplete_error(generation):
         raise error
     async with watch_client(request) as client:

@@ -7,14 +7,16 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
+from scanline.service.engine.queue import Queue
 from scanline.service.http.bodies import (
     no_query_params,
     unique_json_keys,
     unique_query_params,
 )
 from scanline.service.http.errors import ApiError, not_ready
-from scanline.service.recipes.png_writer import WITHOUT_RECIPES, DrawnBy, PngWriter
-from scanline.service.state import AppState, LoadedModel
+from scanline.service.recipes.png_writer import WITHOUT_RECIPES, PngWriter
+from scanline.service.state.app_state import AppState
+from scanline.service.state.registry import LoadedModel
 
 # For the documentation only: ApiKeyMiddleware checks the key before it reads the body.
 _bearer = HTTPBearer(auto_error=False, description="Required if the server has API keys.")
@@ -38,16 +40,17 @@ def find_model(app_state: AppState, name: str | None) -> LoadedModel:
     Raises:
         ApiError: 404 if there is no such model, 503 while the models load.
     """
-    if not app_state.models:
+    models = app_state.models  # read once, because it may be replaced
+    if not models:
         raise not_ready("the models are still loading; try again in a moment")
     if name is None:
-        return next(iter(app_state.models.values()))
-    if name not in app_state.models:
+        return next(iter(models.values()))
+    if name not in models:
         raise ApiError(
-            404, f"there is no model {name!r}; the models are: {', '.join(app_state.models)}",
+            404, f"there is no model {name!r}; the models are: {', '.join(models)}",
             param="model", code="model_not_found",
         )  # fmt: skip
-    return app_state.models[name]
+    return models[name]
 
 
 def find_model_with_capacity(
@@ -62,18 +65,24 @@ def find_model_with_capacity(
         QueueFullError, ClosedError: If the queue would refuse ``n`` images.
     """
     loaded = find_model(app_state, name)
+    check_capacity(request, app_state, loaded, n, key)
+    return loaded
+
+
+def check_capacity(
+    request: Request, app_state: AppState, loaded: LoadedModel, n: int, key: str | None = None
+) -> None:
+    """Refuse ``n`` images that a model's queue has no room for (``find_model_with_capacity``)."""
     if n > (limit := app_state.settings.max_images):
         raise ApiError(
             400, f"n: must be at most {limit} images per request", param="n", code="too_many"
         )
     if not app_state.idempotency.has_result(request.state.caller, key):
         loaded.engine.queue.check_capacity(n, request.state.caller)
-    return loaded
 
 
-def png_writer(app_state: AppState, model: str) -> PngWriter:
-    """Return the encoder of a loaded model's images, which adds recipes unless they are off."""
+def png_writer(app_state: AppState, queue: Queue) -> PngWriter:
+    """Return the encoder of a queue's images, which adds recipes unless they are off."""
     if not app_state.settings.png_metadata:
         return WITHOUT_RECIPES
-    loaded = app_state.models[model]
-    return PngWriter(DrawnBy.of(loaded.checkpoint, loaded.engine.arithmetic))
+    return PngWriter(app_state.registry.drawn_by(queue))

@@ -43,13 +43,13 @@ from scanline.service.api.submission import (
 from scanline.service.api.waiting import wait_for_result
 from scanline.service.engine.generation import GenerationSpec
 from scanline.service.engine.idempotency import RequestKey
-from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.errors import error_responses
 from scanline.service.http.bodies import unique_form_fields
 from scanline.service.http.disconnect import watch_client
 from scanline.service.http.forms import FormRoute
 from scanline.service.images import read_masked_image
-from scanline.service.state import AppState, LoadedModel
+from scanline.service.state.app_state import AppState
+from scanline.service.state.registry import LoadedModel
 
 router = APIRouter(prefix="/v1", dependencies=BODY_DEPENDENCIES, route_class=FormRoute)
 _LOCATION = {"description": "URL of the generation.", "schema": {"type": "string"}}
@@ -78,7 +78,7 @@ async def create_samples(
     reply_format = _reply_format(request, body)
     loaded, spec = _resolve(request, app_state, body, idempotency_key)
     key = request_key(request, idempotency_key, loaded.engine, spec, body.seed)
-    return await _draw(request, app_state, loaded.engine, spec, reply_format, background, key)
+    return await _draw(request, app_state, loaded, spec, reply_format, background, key)
 
 
 @router.post(
@@ -110,7 +110,7 @@ async def create_completions(
         )
     spec = replace(spec, canvas=canvas, known=known)
     key = request_key(request, idempotency_key, loaded.engine, spec, form.seed)
-    return await _draw(request, app_state, loaded.engine, spec, reply_format, background, key)
+    return await _draw(request, app_state, loaded, spec, reply_format, background, key)
 
 
 class _ReplyFormat(NamedTuple):
@@ -142,7 +142,7 @@ def _resolve(
 async def _draw(
     request: Request,
     app_state: AppState,
-    engine: EngineProtocol,
+    loaded: LoadedModel,
     spec: GenerationSpec,
     reply_format: _ReplyFormat,
     background: bool,
@@ -150,12 +150,13 @@ async def _draw(
 ) -> Response:
     """Submit a generation, and reply with its stream, its images, or its URL."""
     media, granularity, output = reply_format
-    writer = png_writer(app_state, engine.name)
+    engine = loaded.engine
     if media == "text/event-stream":
-        generation = submit_generation(request, app_state, engine, spec, key)
-        return stream_generation(request, app_state, engine, generation, granularity, None, output)
+        submitted = submit_generation(request, app_state, engine, spec, key)
+        return stream_generation(request, app_state, submitted, granularity, None, output)
     if background and engine.queue.limits.keeps_results:  # otherwise the result could not be read
-        generation = submit_generation(request, app_state, engine, spec, key, detached=True)
+        queue, generation = submit_generation(request, app_state, engine, spec, key, detached=True)
+        writer = png_writer(app_state, queue)
         headers = {
             "Location": f"{request.scope.get('root_path', '')}/v1/generations/{generation.id}",
             "Preference-Applied": "respond-async",
@@ -165,9 +166,10 @@ async def _draw(
             return await app_state.encode_pool.run(
                 client, json_reply, generation, writer, output, headers, 202
             )
-    generation = submit_generation(request, app_state, engine, spec, key)
+    queue, generation = submit_generation(request, app_state, engine, spec, key)
+    writer = png_writer(app_state, queue)
     # Without a key, no later request can read this generation: cancel it if the client disconnects.
-    await wait_for_result(request, engine, generation, grace=0 if key is None else None)
+    await wait_for_result(request, queue, generation, grace=0 if key is None else None)
     async with watch_client(request) as client:
         return await app_state.encode_pool.run(
             client, encode_generation, generation, writer, media, output

@@ -21,14 +21,14 @@ from scanline.service.api.media import (
 from scanline.service.api.replies import GenerationReply
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.engine.generation import Generation
-from scanline.service.engine.protocol import EngineProtocol
+from scanline.service.engine.queue import QueuedGeneration
 from scanline.service.errors import incomplete_error
 from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.responses import json_response
 from scanline.service.http.sse import stream_response
 from scanline.service.images import to_npy, to_zip
 from scanline.service.recipes.png_writer import PngWriter
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 
 IMAGES_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {
@@ -75,13 +75,13 @@ def encode_generation(
 def stream_generation(
     request: Request,
     app_state: AppState,
-    engine: EngineProtocol,
-    generation: Generation,
+    queued: QueuedGeneration,
     granularity: Granularity,
     resumed: list[Cursor] | None,
     output: Output,
 ) -> StreamingResponse:
     """Reply with a generation's events."""
+    queue, generation = queued
 
     def events(client: WaitingClient) -> AsyncIterator[bytes]:
         return stream_events(
@@ -92,15 +92,15 @@ def stream_generation(
             granularity=granularity,
             resumed=resumed,
             output=output,
-            writer=png_writer(app_state, generation.model),
-            estimate_wait=lambda: engine.queue.estimate_wait(generation),
+            writer=png_writer(app_state, queue),
+            estimate_wait=lambda: queue.estimate_wait(generation),
         )
 
     return stream_response(
         request,
         events,
         app_state.stream_pacer,
-        engine.queue.reading(generation),
+        queue.reading(generation),
         generation_headers(generation),
         resumable=True,
     )

@@ -21,11 +21,11 @@ from scanline.service.api.replies import GenerationReply
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.api.waiting import wait_until_finished
 from scanline.service.engine.generation import Generation
-from scanline.service.engine.protocol import EngineProtocol
+from scanline.service.engine.queue import QueuedGeneration
 from scanline.service.errors import error_responses, incomplete_error
 from scanline.service.http.disconnect import watch_client
 from scanline.service.http.errors import RETRY_SOON, ApiError
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 
 router = APIRouter(prefix="/v1/generations", dependencies=COMMON_DEPENDENCIES)
 
@@ -41,13 +41,14 @@ async def get_generation(
 
     `Accept` selects the form, as for `POST /v1/samples`; files are available once it is finished.
     """
-    engine, generation = _find(app_state, identifier)
+    queued = _find(app_state, identifier)
+    queue, generation = queued
     media = negotiate_media_type(request, False, {"output"} & request.query_params.keys())
     if media == "text/event-stream":
-        return stream_generation(request, app_state, engine, generation, "auto", None, output)
+        return stream_generation(request, app_state, queued, "auto", None, output)
     if media != "application/json":
         _check_complete(generation)
-    writer = png_writer(app_state, generation.model)
+    writer = png_writer(app_state, queue)
     async with watch_client(request) as client:
         reply = await app_state.encode_pool.run(
             client, encode_generation, generation, writer, media, output
@@ -86,12 +87,12 @@ async def get_events(
 
     After the last event the reply is 204, which stops a browser's EventSource from reconnecting.
     """
-    engine, generation = _find(app_state, identifier)
+    queued = _find(app_state, identifier)
     last = last_event_id or last_event_id_param
     if last == END_ID:
         return Response(status_code=204)
-    cursors = parse_cursors(last, generation) if last else None
-    return stream_generation(request, app_state, engine, generation, granularity, cursors, output)
+    cursors = parse_cursors(last, queued.generation) if last else None
+    return stream_generation(request, app_state, queued, granularity, cursors, output)
 
 
 @router.delete(
@@ -100,19 +101,18 @@ async def get_events(
 )  # fmt: skip
 async def cancel_generation(request: Request, app_state: AppStateDep, identifier: str) -> Response:
     """Cancel a generation. Its pixels so far stay readable. Cancelling it again has no effect."""
-    engine, generation = _find(app_state, identifier)
-    engine.queue.cancel(generation)
+    queue, generation = _find(app_state, identifier)
+    queue.cancel(generation)
     async with watch_client(request) as client:
         await wait_until_finished(generation, client)
-        writer = png_writer(app_state, generation.model)
+        writer = png_writer(app_state, queue)
         return await app_state.encode_pool.run(client, json_reply, generation, writer)
 
 
-def _find(app_state: AppState, identifier: str) -> tuple[EngineProtocol, Generation]:
+def _find(app_state: AppState, identifier: str) -> QueuedGeneration:
     """Find a generation by id."""
-    for loaded in app_state.models.values():
-        if generation := loaded.engine.queue.find(identifier):
-            return loaded.engine, generation
+    if found := app_state.registry.find_generation(identifier):
+        return found
     seconds = app_state.settings.keep_seconds
     raise ApiError(
         404,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Request
 
 from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, find_model
-from scanline.service.api.replies import ModelList, ModelReply
-from scanline.service.errors import error_responses
+from scanline.service.api.replies import FailedModel, ModelList, ModelReply, ReloadReply
+from scanline.service.errors import ERROR_SCHEMA, error_responses
+from scanline.service.http.bodies import no_query_params
+from scanline.service.http.disconnect import watch_client
+from scanline.service.http.errors import ApiError
 
 router = APIRouter(prefix="/v1/models", dependencies=COMMON_DEPENDENCIES)
 
@@ -15,7 +18,37 @@ router = APIRouter(prefix="/v1/models", dependencies=COMMON_DEPENDENCIES)
 async def list_models(app_state: AppStateDep) -> ModelList:
     """List the models, the default first."""
     find_model(app_state, None)  # 503 while they load, because an empty list would mean no models
-    return ModelList(data=[ModelReply.of(name, model) for name, model in app_state.models.items()])
+    models = [ModelReply.of(name, model) for name, model in app_state.models.items()]
+    watched = app_state.reloader is not None and app_state.settings.watches_weights
+    return ModelList(data=models, watched=watched)
+
+
+# Before the next route, so that `Allow` of other methods names POST.
+@router.post(
+    "/reload", tags=["operations"], dependencies=[Depends(no_query_params)],
+    responses=error_responses(403, 429, 503)
+    | {409: ERROR_SCHEMA | {"description": "Only a restart can load other models here."}},
+)  # fmt: skip
+async def reload_models(request: Request, app_state: AppStateDep) -> ReloadReply:
+    """Load the models of new and changed files, and stop serving those whose files are gone.
+
+    Running requests finish with the weights that they began with. A file that cannot be loaded
+    changes nothing.
+    """
+    find_model(app_state, None)  # 503 while they load for the first time
+    if app_state.reloader is None:
+        raise ApiError(
+            409, "the models of a cluster are not reloaded; start the frontend again",
+            code="not_reloadable",
+        )  # fmt: skip
+    async with watch_client(request) as client:
+        result = await app_state.reload_pool.run(client, app_state.reloader.reload)
+    failed = [
+        FailedModel(model=name or None, message=reason) for name, reason in result.failed.items()
+    ]
+    return ReloadReply(
+        added=result.added, replaced=result.replaced, removed=result.removed, failed=failed
+    )
 
 
 @router.get("/{name}", tags=["models"], responses=error_responses(404, 503))

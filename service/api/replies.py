@@ -12,7 +12,7 @@ from scanline.model.evaluation.records import recorded_bits_per_dim
 from scanline.service.api.requests import Output
 from scanline.service.engine.generation import FinishReason, Generation, Image, Status
 from scanline.service.recipes.png_writer import PngWriter
-from scanline.service.state import LoadedModel
+from scanline.service.state.registry import LoadedModel
 
 
 def example(**fields: Any) -> ConfigDict:
@@ -33,7 +33,8 @@ _MODEL = {
     "id": "mnist", "object": "model", "created": 1700000000, "owned_by": "scanline", "width": 28,
     "height": 28, "channels": 1, "classes": ["0", "1"], "bits_per_dim": 0.61, "steps": 784,
     "order": "pixel", "attention": "linear", "parameters": 1394176, "backend": "native",
-    "arithmetic": 1, "slow": False, "slots": 64, "guidance": 2.0, "top_p": 1.0,
+    "weights": "0f" * 32, "arithmetic": 1, "slow": False, "slots": 64, "guidance": 2.0,
+    "top_p": 1.0,
 }  # fmt: skip
 _CHANNEL = {"channel": 0, "probabilities": [0.98, 0.001], "unconditional": [0.95, 0.004]}
 _SCORE = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": [0.002, 1.25]}
@@ -200,6 +201,9 @@ class ModelReply(BaseModel):
     attention: Annotated[str, Field(description="linear or softmax.")]
     parameters: int
     backend: str
+    weights: Annotated[
+        str, Field(description="SHA-256 of the config and the weights, as in a recipe.")
+    ]
     arithmetic: Annotated[
         int | None,
         Field(
@@ -235,6 +239,7 @@ class ModelReply(BaseModel):
             attention=config.attention,
             parameters=sum(p.numel() for p in loaded.checkpoint.model.parameters()),
             backend=engine.backend,
+            weights=loaded.checkpoint.digest,
             arithmetic=engine.arithmetic,
             slow=engine.slow,
             slots=engine.slots,
@@ -246,10 +251,39 @@ class ModelReply(BaseModel):
 class ModelList(BaseModel):
     """List of the served models, the default first."""
 
-    model_config = example(object="list", data=[_MODEL])
+    model_config = example(object="list", data=[_MODEL], watched=False)
 
     object: Literal["list"] = "list"
     data: list[ModelReply]
+    watched: Annotated[
+        bool, Field(description="True if the server loads changed files of models by itself.")
+    ]
+
+
+class FailedModel(BaseModel):
+    """A file that was not loaded; what was served before still is."""
+
+    model_config = example(model="mnist", message="runs/mnist.safetensors is damaged")
+
+    model: Annotated[
+        str | None, Field(description="Name of the model; null if the folder cannot be read.")
+    ]
+    message: str
+
+
+class ReloadReply(BaseModel):
+    """Changes of the served models."""
+
+    model_config = example(
+        object="reload", added=[], replaced=["mnist"], removed=[],
+        failed=[FailedModel.model_config["json_schema_extra"]["examples"][0]],  # type: ignore[index]
+    )  # fmt: skip
+
+    object: Literal["reload"] = "reload"
+    added: list[str]
+    replaced: list[str]
+    removed: list[str]
+    failed: list[FailedModel]
 
 
 class Score(BaseModel):

@@ -29,7 +29,8 @@ from scanline.service.http.errors import ApiError
 from scanline.service.http.forms import FormRoute
 from scanline.service.http.responses import json_response
 from scanline.service.images import read_image
-from scanline.service.state import AppState, LoadedModel
+from scanline.service.state.app_state import AppState
+from scanline.service.state.registry import LoadedModel
 
 STEPS_PER_CALL = 4096  # network steps, some hundred milliseconds, before the next request runs
 

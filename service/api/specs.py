@@ -7,7 +7,8 @@ import secrets
 from scanline.model.sampling import SamplingError, SamplingOptions, SamplingParams, resolve
 from scanline.service.engine.generation import GenerationSpec
 from scanline.service.http.errors import ApiError
-from scanline.service.state import AppState, LoadedModel
+from scanline.service.state.app_state import AppState
+from scanline.service.state.registry import LoadedModel
 
 
 def build_spec(

@@ -10,8 +10,8 @@ from fastapi import Depends, Header, Request
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
 from scanline.service.engine.idempotency import RequestKey, fingerprint
 from scanline.service.engine.protocol import EngineProtocol
-from scanline.service.engine.queue import Queue
-from scanline.service.state import AppState
+from scanline.service.engine.queue import QueuedGeneration
+from scanline.service.state.app_state import AppState
 
 IdempotencyKey = Annotated[
     str | None,
@@ -69,7 +69,7 @@ def submit_generation(
     key: RequestKey | None = None,
     *,
     detached: bool = False,
-) -> Generation:
+) -> QueuedGeneration:
     """Submit a generation, or return the one that was submitted before under the same key.
 
     Args:
@@ -88,22 +88,23 @@ def submit_generation(
     """
     caller = request.state.caller
 
-    def submit() -> tuple[Queue, Generation]:
+    def submit() -> QueuedGeneration:
         app_state.in_flight.check(caller, spec.n)
         app_state.quota.check(caller)
         generation = engine.queue.submit(spec, caller=caller, detached=detached)
         app_state.in_flight.track(caller, generation)
         app_state.quota.track(caller, generation)
-        return engine.queue, generation
+        return QueuedGeneration(engine.queue, generation)
 
     if key is None:
-        _, generation = submit()
+        submitted = submit()
     else:
-        generation = app_state.idempotency.get_or_submit(key, submit, caller)
+        submitted = app_state.idempotency.get_or_submit(key, submit, caller)
+        queue, generation = submitted
         if detached and not generation.detached:  # its first request did not ask for background
-            engine.queue.detach(generation)
-    request.state.log_fields = partial(_log_fields, generation)
-    return generation
+            queue.detach(generation)
+    request.state.log_fields = partial(_log_fields, submitted.generation)
+    return submitted
 
 
 def _log_fields(generation: Generation) -> dict[str, object]:

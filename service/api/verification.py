@@ -15,7 +15,7 @@ from scanline.model.images import ImageError
 from scanline.service.api.dependencies import (
     BODY_DEPENDENCIES,
     AppStateDep,
-    find_model_with_capacity,
+    check_capacity,
 )
 from scanline.service.api.replies import example
 from scanline.service.api.requests import VerifyForm
@@ -30,7 +30,6 @@ from scanline.service.http.errors import ApiError, not_ready
 from scanline.service.http.forms import FormRoute
 from scanline.service.http.responses import json_response
 from scanline.service.images import MAX_SIDE, read_masked_image
-from scanline.service.recipes.png_writer import DrawnBy
 from scanline.service.recipes.recipe import Recipe
 from scanline.service.recipes.verification import (
     Saved,
@@ -45,7 +44,8 @@ from scanline.service.recipes.verification import (
     scale_down,
     source_missing,
 )
-from scanline.service.state import AppState, LoadedModel
+from scanline.service.state.app_state import AppState
+from scanline.service.state.registry import LoadedModel
 from scanline.service.upload_limits import open_upload
 
 MAX_PICTURE_PIXELS = MAX_SIDE**2  # the largest enlarged image that this server draws
@@ -135,22 +135,23 @@ async def _draw_and_compare(
         if completion is None:
             return source_missing(recipe)
         spec = completion
-    generation = submit_generation(request, app_state, engine, spec)
-    await wait_for_result(request, engine, generation)
+    queue, generation = submit_generation(request, app_state, engine, spec)
+    await wait_for_result(request, queue, generation)
     if error := incomplete_error(generation):
         raise error
     images = [image.read(0, config.pixels) for image in generation.images]
-    here = DrawnBy.of(loaded.checkpoint, engine.arithmetic)
+    here = loaded.drawn_by
     async with watch_client(request) as client:
         return await app_state.encode_pool.run(client, compare, recipe, saved, images, config, here)
 
 
 def _find(app_state: AppState, recipe: Recipe) -> LoadedModel | None:
     """Find the model with a recipe's weights, or else with its name."""
-    for loaded in app_state.models.values():
+    models = app_state.models  # read once, because it may be replaced
+    for loaded in models.values():
         if loaded.checkpoint.digest == recipe.weights:
             return loaded
-    return app_state.models.get(recipe.model)
+    return models.get(recipe.model)
 
 
 def _spec(
@@ -158,7 +159,7 @@ def _spec(
 ) -> GenerationSpec:
     """Build the spec of a recipe; raises ``ApiError`` if this server cannot draw it."""
     try:
-        find_model_with_capacity(request, app_state, loaded.engine.name, recipe.n)
+        check_capacity(request, app_state, loaded, recipe.n)
         options = options_of(recipe)
         return build_spec(app_state, loaded, options, n=recipe.n, seed=recipe.seed)
     except ApiError as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fastapi import Request
 
 from scanline.service.engine.generation import Generation
-from scanline.service.engine.protocol import EngineProtocol
+from scanline.service.engine.queue import Queue
 from scanline.service.errors import generation_error
 from scanline.service.http.disconnect import ClientDisconnectedError, WaitingClient, watch_client
 
@@ -87,13 +87,13 @@ async def wait_until_finished(
 
 
 async def wait_for_result(
-    request: Request, engine: EngineProtocol, generation: Generation, grace: float | None = 0
+    request: Request, queue: Queue, generation: Generation, grace: float | None = 0
 ) -> None:
     """Wait for a complete generation; cancel it if its client disconnects.
 
     Args:
         request: The client's request.
-        engine: The engine that draws the generation.
+        queue: The queue that holds the generation.
         generation: The generation.
         grace: Seconds between the disconnect and the cancellation, in which another client may
             read the generation. None is the queue's own default (``Limits.grace``).
@@ -102,7 +102,7 @@ async def wait_for_result(
         ApiError: If drawing fails.
         ClientDisconnectedError: If the client disconnects.
     """
-    with engine.queue.reading(generation, grace):
+    with queue.reading(generation, grace):
         async with watch_client(request) as client:
             await wait_until_finished(generation, client)
     if failed := generation_error(generation):

@@ -38,7 +38,8 @@ from scanline.service.recipes.recipe import HEADER_END
 from scanline.service.runtime_tuning import tune_interpreter
 from scanline.service.server import bind_sockets, uvicorn_config
 from scanline.service.settings import Settings
-from scanline.service.state import AppState, LoadedModel, spare_slots
+from scanline.service.state.app_state import AppState
+from scanline.service.state.registry import LoadedModel, spare_slots
 
 CLIENTS, SLOTS = 16, 256
 IMAGES_PER_SLOT = 4  # requested at any time
@@ -147,9 +148,8 @@ def _serving(network: LinearTransformer, decoder: Decoder, spare: int) -> Iterat
 
     def open_models() -> None:
         engine.start()
-        app_state.models = {checkpoint.name: LoadedModel(engine, checkpoint, 0)}
         tune_interpreter()
-        app_state.ready = True
+        app_state.serve({checkpoint.name: LoadedModel(engine, checkpoint, 0)})
 
     config = uvicorn_config(create_app(app_state, open_models), app_state)
     sockets = bind_sockets(["127.0.0.1"], 0)

@@ -15,10 +15,11 @@ from scanline.model.decoders.base import Decoder
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.progress import show_progress
+from scanline.service.engine.drawn_by import DrawnBy
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.queue import QueueLimits
-from scanline.service.recipes.png_writer import DrawnBy, PngWriter
+from scanline.service.recipes.png_writer import PngWriter
 
 log = logging.getLogger("scanline.drawing")
 

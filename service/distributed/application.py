@@ -19,7 +19,7 @@ from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.logs import set_up_logs
 from scanline.service.metrics import ModelMetrics
 from scanline.service.settings import Settings
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 
 log = logging.getLogger("scanline.cluster")
 

@@ -28,7 +28,7 @@ from scanline.service.engine.generation import Image
 from scanline.service.metrics import Metrics
 from scanline.service.runtime_tuning import tune_interpreter
 from scanline.service.settings import Settings
-from scanline.service.state import open_engine
+from scanline.service.state.registry import open_engine
 
 log = logging.getLogger("scanline.cluster")
 
@@ -73,7 +73,7 @@ class Replica:
                 "frontend's; copy the same files to every machine"
             )
         self._name = f"{name}-{secrets.token_hex(4)}"
-        self._metrics = Metrics(lambda: {name: self._engine})
+        self._metrics = Metrics(lambda: [self._engine])
         self._engine = open_engine(checkpoint, own, self._metrics.observer(name))
         self._shares: dict[str, tuple[float, float]] = {}  # by frontend: time and waiting slots
         self._items = 0  # work items in progress

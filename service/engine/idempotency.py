@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from scanline.service.engine.generation import Generation, GenerationSpec
-from scanline.service.engine.queue import Queue
+from scanline.service.engine.queue import Queue, QueuedGeneration
 
 
 class IdempotencyConflictError(Exception):
@@ -69,14 +69,14 @@ class IdempotencyStore:
     def get_or_submit(
         self,
         key: RequestKey,
-        submit: Callable[[], tuple[Queue, Generation]],
+        submit: Callable[[], QueuedGeneration],
         caller: str = "",
-    ) -> Generation:
+    ) -> QueuedGeneration:
         """Return the key's generation; call ``submit`` if it is gone, failed or was cancelled.
 
         Args:
             key: The request's key.
-            submit: Function that submits the request, and returns its queue and generation.
+            submit: Function that submits the request.
             caller: Client that waits for the generation.
 
         Raises:
@@ -90,8 +90,8 @@ class IdempotencyStore:
                 if known_fingerprint != key.fingerprint:
                     raise IdempotencyConflictError
                 if generation.error is None and queue.reattach(generation, caller):
-                    return generation
+                    return QueuedGeneration(queue, generation)
         queue, generation = submit()
         self._generations[scoped_name] = generation
         self._origins[generation] = (queue, key.fingerprint)
-        return generation
+        return QueuedGeneration(queue, generation)

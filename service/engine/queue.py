@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scanline.model.config import ModelConfig
 from scanline.service.engine.fair_queue import Admission, AdmissionLimits, FairQueue
@@ -63,6 +64,16 @@ class QueueLimits:
     def keeps_results(self) -> bool:
         """True if a generation can be read after it has finished."""
         return self.keep_finished > 0 and self.keep_seconds > 0
+
+
+class QueuedGeneration(NamedTuple):
+    """A generation, and the queue that holds it.
+
+    The queue may be that of a model that was replaced, so take it from here and not from the model.
+    """
+
+    queue: Queue
+    generation: Generation
 
 
 class Queue:
@@ -217,6 +228,11 @@ class Queue:
         """Return a live or cached generation by id, or None."""
         with self._changed:
             return self._live.get(identifier) or self._results.get(identifier, self._clock())
+
+    def drop_results(self) -> None:
+        """Forget all finished generations."""
+        with self._changed:
+            self._results.clear()
 
     @contextlib.contextmanager
     def reading(self, generation: Generation, grace: float | None = None) -> Iterator[None]:

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 from scanline.service.api.dependencies import (
     COMMON_DEPENDENCIES,
     AppStateDep,
+    check_capacity,
     find_model,
-    find_model_with_capacity,
     png_writer,
 )
 from scanline.service.api.media import GENERATION_HEADERS, generation_headers
@@ -21,7 +21,6 @@ from scanline.service.api.submission import IdempotencyKey, request_key, submit_
 from scanline.service.api.waiting import wait_for_result
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.idempotency import RequestKey
-from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.errors import error_responses, incomplete_error
 from scanline.service.http.disconnect import WaitingClient, watch_client
 from scanline.service.http.forms import FormRoute
@@ -33,7 +32,8 @@ from scanline.service.openai.prompts import parse_prompt
 from scanline.service.openai.rendering import Rendering, choose_rendering
 from scanline.service.openai.replies import ImagesReply
 from scanline.service.openai.requests import GenerationsRequest, ImageOptions, edits_body
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
+from scanline.service.state.registry import LoadedModel
 
 router = APIRouter(prefix="/v1/images", dependencies=COMMON_DEPENDENCIES, route_class=FormRoute)
 _REPLIES: dict[int | str, dict[str, Any]] = error_responses(
@@ -58,9 +58,9 @@ async def create_generation(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Draw images. The prompt names a class, or is empty."""
-    engine, rendering, spec = _resolve(request, app_state, body, idempotency_key)
-    key = request_key(request, idempotency_key, engine, spec, body.seed)
-    return await _draw(request, app_state, engine, spec, body, "image_generation", rendering, key)
+    loaded, rendering, spec = _resolve(request, app_state, body, idempotency_key)
+    key = request_key(request, idempotency_key, loaded.engine, spec, body.seed)
+    return await _draw(request, app_state, loaded, spec, body, "image_generation", rendering, key)
 
 
 @router.post(
@@ -77,14 +77,14 @@ async def create_edit(
     """
     edit: Edit = await read_edit(request)
     body = edit.options
-    engine, rendering, spec = _resolve(request, app_state, body, idempotency_key)
+    loaded, rendering, spec = _resolve(request, app_state, body, idempotency_key)
     async with watch_client(request) as client:
-        read = (read_canvas, edit, engine.config)
+        read = (read_canvas, edit, loaded.engine.config)
         canvas, known, warnings = await app_state.upload_pool.run(client, *read)
     spec = replace(spec, canvas=canvas, known=known)
     rendering = replace(rendering, warnings=rendering.warnings + warnings)
-    key = request_key(request, idempotency_key, engine, spec, body.seed)
-    return await _draw(request, app_state, engine, spec, body, "image_edit", rendering, key)
+    key = request_key(request, idempotency_key, loaded.engine, spec, body.seed)
+    return await _draw(request, app_state, loaded, spec, body, "image_edit", rendering, key)
 
 
 # --- Requests -----------------------------------------------------------------------------------
@@ -92,17 +92,18 @@ async def create_edit(
 
 def _resolve(
     request: Request, app_state: AppState, body: ImageOptions, key: str | None
-) -> tuple[EngineProtocol, Rendering, GenerationSpec]:
+) -> tuple[LoadedModel, Rendering, GenerationSpec]:
     """Find the model that the prompt names, and build the spec and the rendering."""
-    if body.model is not None or not app_state.models:
-        find_model(app_state, body.model)  # raises ApiError if there is no such model
-    named = [body.model] if body.model is not None else list(app_state.models)
-    configs = {name: app_state.models[name].engine.config for name in named}
-    model, label = parse_prompt(body.prompt, configs)
-    loaded = find_model_with_capacity(request, app_state, model, body.n or 1, key)
+    first = find_model(app_state, body.model)  # raises ApiError if there is no such model
+    models = app_state.models if body.model is None else {body.model: first}
+    model, label = parse_prompt(
+        body.prompt, {name: one.engine.config for name, one in models.items()}
+    )
+    loaded = models[model]
+    check_capacity(request, app_state, loaded, body.n or 1, key)
     options = body.sampling_options(label=label)
     spec = build_spec(app_state, loaded, options, n=body.n or 1, seed=body.seed)
-    return loaded.engine, choose_rendering(body, loaded.engine.config), spec
+    return loaded, choose_rendering(body, loaded.engine.config), spec
 
 
 # --- Replies ------------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ def _resolve(
 async def _draw(
     request: Request,
     app_state: AppState,
-    engine: EngineProtocol,
+    loaded: LoadedModel,
     spec: GenerationSpec,
     body: ImageOptions,
     kind: Kind,
@@ -119,8 +120,8 @@ async def _draw(
     key: RequestKey | None,
 ) -> Response:
     """Submit a generation, and reply with its stream or its images."""
-    generation = submit_generation(request, app_state, engine, spec, key)
-    writer = png_writer(app_state, engine.name)
+    queue, generation = submit_generation(request, app_state, loaded.engine, spec, key)
+    writer = png_writer(app_state, queue)
     # Without a key, no later request can read this generation: cancel it if the client disconnects.
     grace = 0 if key is None else None
     if body.stream:
@@ -134,10 +135,10 @@ async def _draw(
             request,
             events,
             app_state.stream_pacer,
-            engine.queue.reading(generation, grace),
+            queue.reading(generation, grace),
             generation_headers(generation),
         )
-    await wait_for_result(request, engine, generation, grace=grace)
+    await wait_for_result(request, queue, generation, grace=grace)
     if error := incomplete_error(generation):
         raise error
     pool = app_state.encode_pool_for(rendering.pixels)

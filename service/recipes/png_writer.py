@@ -4,33 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scanline.kernels.native.abi import Precision
-from scanline.model.checkpoint import Checkpoint
 from scanline.model.config import NO_LABEL
 from scanline.model.noise import RANDOM
 from scanline.service import __version__
+from scanline.service.engine.drawn_by import DrawnBy
 from scanline.service.engine.generation import FinishReason, Generation, Image
 from scanline.service.images import to_grid, to_png
 from scanline.service.recipes.recipe import Recipe, embed_recipe
-
-
-@dataclass(frozen=True)
-class DrawnBy:
-    """Facts of a recipe about the weights and the numbers that draw.
-
-    Attributes:
-        weights: Digest of the config and the weights.
-        precision: The products that the checkpoint chooses; None for the default.
-        arithmetic: Version of the decoder's arithmetic; None if its bytes depend on the machine.
-    """
-
-    weights: str
-    precision: Precision | None
-    arithmetic: int | None
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint, arithmetic: int | None) -> DrawnBy:
-        return cls(checkpoint.digest, checkpoint.native_precision, arithmetic)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from PIL import Image
 
 from scanline.model.config import ModelConfig
 from scanline.model.sampling import SamplingOptions
+from scanline.service.engine.drawn_by import DrawnBy
 from scanline.service.engine.generation import GenerationSpec
 from scanline.service.images import OpenImage, arrange_grid, grid_size, image_to_png
-from scanline.service.recipes.png_writer import DrawnBy
 from scanline.service.recipes.recipe import Recipe, read_recipe
 
 CHANGED = (255, 0, 80)  # colour of changed pixels

@@ -8,7 +8,7 @@ import pytest
 
 from scanline.model.checkpoint import load_checkpoint
 from scanline.service.engine.engine import Engine
-from scanline.service.state import open_engine
+from scanline.service.state.registry import open_engine
 from tests.cluster.ray_service import CONFIG
 from tests.service.fixtures import save_tiny, settings
 

@@ -22,7 +22,7 @@ from scanline.model.decoders.native import ARITHMETIC
 from scanline.service.distributed.heartbeats import LOST_SECONDS
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import GenerationSpec
-from scanline.service.state import open_engine
+from scanline.service.state.registry import open_engine
 from tests.cluster.ray_service import (
     CONFIG,
     SLOTS,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from scanline.kernels.native.training import library
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.fixtures import COLOUR, GREY, FakeDecoder, build, listening
 
 if TYPE_CHECKING:

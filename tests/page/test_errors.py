@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.page.helpers import (
     Open,
     expect,

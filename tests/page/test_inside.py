@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from scanline.model.heads import Head
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.conftest import tiny_config
 from tests.page.helpers import (
     PHONE,

@@ -37,7 +37,8 @@ from scanline.service.http.sse import StreamPacer
 from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.server import uvicorn_config
 from scanline.service.settings import Settings
-from scanline.service.state import AppState, LoadedModel
+from scanline.service.state.app_state import AppState
+from scanline.service.state.registry import LoadedModel
 from tests.conftest import random_network
 from tests.sse_client import Event, parse_sse
 
@@ -257,8 +258,7 @@ def build(
             engine = Engine(name, decoder, app_state.settings.queue_limits, observer)
             engine.start()
             loaded = LoadedModel(engine, Checkpoint(name, tiny_model(decoder.config)), 0)
-            app_state.models = app_state.models | {name: loaded}
-        app_state.ready = True
+            app_state.serve({**app_state.models, name: loaded})
 
     return app_state, create_app(app_state, open_models)
 

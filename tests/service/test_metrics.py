@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from scanline.service import __version__
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.fixtures import (
     build,
     check_error,

@@ -18,7 +18,7 @@ from scanline.service.api import drawing
 from scanline.service.api import scoring as scores
 from scanline.service.images import read_masked_image
 from scanline.service.openai import rendering
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.robustness.attacks.catalog import ATTACKS
 from tests.robustness.attacks.runner import under_attack
 from tests.service.fixtures import (

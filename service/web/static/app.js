@@ -29,7 +29,7 @@ async function loadModels(notice) {
   const keyButton = document.getElementById("enter-key");
   for (;;) {
     try {
-      return (await (await call("v1/models")).json()).data;
+      return await (await call("v1/models")).json();
     } catch (error) {
       keyButton.hidden = error.status !== 401;
       if (!keyButton.hidden) {
@@ -52,8 +52,10 @@ async function loadModels(notice) {
  * recreate what it shows.
  */
 class Page {
-  constructor(models) {
+  /** @param {{data: object[], watched: boolean}} list the reply of `v1/models` */
+  constructor({ data: models, watched }) {
     this.models = models;
+    this.watched = watched; // whether the server loads changed models
     this.hashes = {}; // the link of what each view shows
     this.scrollPositions = {}; // by view
     this.viewer = new Viewer(this);
@@ -294,9 +296,9 @@ if ((readAddress()?.view ?? "draw") === "draw") { // its first lines can be read
 }
 const reloadButton = document.getElementById("reload");
 reloadButton.addEventListener("click", () => location.reload());
-const loaded = loadModels(notice).then((models) => {
+const loaded = loadModels(notice).then((list) => {
   notice.hidden = true;
-  return new Page(models);
+  return new Page(list);
 });
 listenForFiles(async (file) => (await loaded).openFile(file)); // also while the models load
 const page = await loaded;

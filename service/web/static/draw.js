@@ -6,6 +6,7 @@ import {
   invalidSeedMessage, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass,
   unknownClassMessage, usesGuidance,
 } from "./fields.js";
+import { FollowTraining } from "./follow.js";
 import { ImageGrid } from "./image-grid.js";
 import { SamplingControls, samplingFields, samplingOf } from "./sampling-controls.js";
 import { SettingsPanel } from "./settings-panel.js";
@@ -36,10 +37,12 @@ export class DrawView {
       document.getElementById("draw-options"));
     this.form.addEventListener("change", ({ target: { name, value } }) => this.onChange(name, value));
     onDiceClick(this.form, () => this.draw({ scroll: true }));
+    new FollowTraining(this.form.elements.follow, page, () => this.draw({ seed: this.seed }));
   }
 
   /** Apply a changed control at once: every one but the pace draws again, from the same seed. */
   onChange(name, value) {
+    if (name === "follow") return;
     clearTimeout(this.timer);
     if (name === "pace") {
       this.grid.setPace(Number(value));

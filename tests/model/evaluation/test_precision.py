@@ -25,7 +25,7 @@ from scanline.model.evaluation.precision import PrecisionCost, measure_precision
 from scanline.model.evaluation.records import record_precision
 from scanline.service.cli.main import app
 from scanline.service.engine.generation import GenerationSpec
-from scanline.service.state import open_engine
+from scanline.service.state.registry import open_engine
 from tests.dataset_files import write_mnist
 from tests.kernels.native.conftest import isa as isa  # the fixture
 from tests.service.engine.fixtures import drawn

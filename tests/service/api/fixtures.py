@@ -17,7 +17,7 @@ from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.noise import image_seed
 from scanline.service.engine.generation import GenerationSpec
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.fixtures import (
     COLOUR,
     GREY,

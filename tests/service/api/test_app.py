@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from scanline.model.checkpoint import Checkpoint
 from scanline.service.app import create_app
 from scanline.service.http.middleware.api_key import ApiKeyMiddleware
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.api.fixtures import LiveServer, serve
 from tests.service.fixtures import GREY, check_error, listening, settings, tiny_model, until
 from tests.sse_client import parse_sse

@@ -11,7 +11,7 @@ import pytest
 
 from scanline.model.noise import MAX_SEED
 from scanline.service.engine.generation import FinishReason, GenerationSpec
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.fixtures import (
     GREY,
     FakeDecoder,

@@ -19,7 +19,7 @@ from scanline.service.app import create_app
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.queue import ClosedError
 from scanline.service.server import DrainingServer, uvicorn_config
-from scanline.service.state import open_engine
+from scanline.service.state.registry import open_engine
 from tests.service.api.fixtures import serve, stepwise_server
 from tests.service.engine.fixtures import losing
 from tests.service.fixtures import (
@@ -181,7 +181,7 @@ def test_models_that_fail_to_open_are_reported(
         raise MemoryError("no room")
 
     app_state, _ = build()
-    monkeypatch.setattr("scanline.service.state.create_decoder", broken)
+    monkeypatch.setattr("scanline.service.state.registry.create_decoder", broken)
     app_state.open([Checkpoint("grey", tiny_model())])
     assert not app_state.ready
     assert app_state.failure is not None

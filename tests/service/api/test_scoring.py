@@ -17,7 +17,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
 from scanline.model.pixel_bits import pixel_bits, pixel_distributions
 from scanline.service.api import scoring
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.conftest import assert_close, random_canvas, random_network
 from tests.service.fixtures import (
     COLOUR,
@@ -114,7 +114,7 @@ def test_likelihoods_are_computed_on_the_decoders_device(monkeypatch: pytest.Mon
         devices.append(device)
         return on_device
 
-    monkeypatch.setattr("scanline.service.state.likelihood_network", prepare)
+    monkeypatch.setattr("scanline.service.state.registry.likelihood_network", prepare)
     _, app = build(decoders={"grey": decoder})
     picture = random_picture(GREY, 1)
     canvas = np.asarray(picture).reshape(1, GREY.pixels, 1)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.fixtures import (
     held_server,
     until,

@@ -18,7 +18,7 @@ from scanline.model.sampling import SamplingParams  # noqa: E402
 from scanline.service.engine.engine import Engine  # noqa: E402
 from scanline.service.engine.generation import GenerationSpec  # noqa: E402
 from scanline.service.engine.queue import QueueLimits  # noqa: E402
-from scanline.service.state import open_engine  # noqa: E402
+from scanline.service.state.registry import open_engine  # noqa: E402
 from tests.conftest import tiny_config  # noqa: E402
 from tests.model.decoders.fixtures import network_for  # noqa: E402
 from tests.service.fixtures import settings  # noqa: E402

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.fixtures import (
     COLOUR,
     GREY,

@@ -19,7 +19,7 @@ from scanline.service.engine.generation import GenerationSpec
 from scanline.service.http.errors import ApiError
 from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.openai.prompts import parse_prompt
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.fixtures import (
     COLOUR,
     GREY,

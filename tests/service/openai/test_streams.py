@@ -24,7 +24,7 @@ from scanline.service.openai.events import stream_images
 from scanline.service.openai.rendering import choose_rendering
 from scanline.service.openai.requests import GenerationsRequest
 from scanline.service.recipes.png_writer import WITHOUT_RECIPES
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.fixtures import (
     GREY,
     FakeDecoder,

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from scanline.service.http.middleware.server_errors import ServerErrorMiddleware
 from scanline.service.recipes import png_writer
 from scanline.service.server import DrainingServer, uvicorn_config
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.fixtures import (
     DEADLINE,
     GREY,

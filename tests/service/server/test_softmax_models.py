@@ -17,7 +17,7 @@ from scanline.model.decoders.factory import create_decoder
 from scanline.model.network import LinearTransformer
 from scanline.model.noise import image_seed
 from scanline.service.app import create_app
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.conftest import random_network
 from tests.model.layers.test_softmax import CONFIGS
 from tests.service.fixtures import (

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from scanline.service.engine.generation import Generation
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.engine.idempotency.fixtures import ASYNC, drawn
 from tests.service.fixtures import (
     GREY,

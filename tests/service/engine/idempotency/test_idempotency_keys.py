@@ -17,7 +17,7 @@ import pytest
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
 from scanline.service.engine.idempotency import IdempotencyStore, RequestKey, fingerprint
-from scanline.service.engine.queue import Queue, QueueLimits
+from scanline.service.engine.queue import Queue, QueuedGeneration, QueueLimits
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import Gate
 from tests.service.engine.idempotency.fixtures import ASYNC
@@ -131,7 +131,9 @@ def test_a_key_lives_as_long_as_its_generation() -> None:
     spec = GenerationSpec(n=1, seed=0)
 
     def submit(key: str) -> str:
-        return store.get_or_submit(RequestKey("", key, b""), lambda: (queue, queue.submit(spec))).id
+        return store.get_or_submit(
+            RequestKey("", key, b""), lambda: QueuedGeneration(queue, queue.submit(spec))
+        ).generation.id
 
     def find(identifier: str) -> Generation:
         generation = queue.find(identifier)
@@ -232,9 +234,10 @@ def test_a_failed_request_is_submitted_again() -> None:
     queue, store = Queue("it", GREY, QueueLimits(), Clock()), IdempotencyStore()
 
     def submit() -> Generation:
+        spec = GenerationSpec(n=1, seed=0)
         return store.get_or_submit(
-            RequestKey("", "a", b""), lambda: (queue, queue.submit(GenerationSpec(n=1, seed=0)))
-        )
+            RequestKey("", "a", b""), lambda: QueuedGeneration(queue, queue.submit(spec))
+        ).generation
 
     first = submit()
     assert submit() is first
@@ -251,7 +254,10 @@ def test_has_result_is_false_for_failed_cancelled_and_lost_generations() -> None
 
     def begin(name: str) -> Generation:
         key = RequestKey("me", name, b"")
-        return store.get_or_submit(key, lambda: (queue, queue.submit(GenerationSpec(n=1, seed=0))))
+        spec = GenerationSpec(n=1, seed=0)
+        return store.get_or_submit(
+            key, lambda: QueuedGeneration(queue, queue.submit(spec))
+        ).generation
 
     begun = {name: begin(name) for name in ("waits", "cancelled", "failed", "forgotten")}
     assert not store.has_result("me", None)

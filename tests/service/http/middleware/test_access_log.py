@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from scanline.service.logs import JsonFormatter
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.fixtures import (
     build,
     encode,

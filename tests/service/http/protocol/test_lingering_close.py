@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from scanline.service.http.protocol import connection as connections
 from scanline.service.http.protocol import connection_limiter
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.service.fixtures import (
     DEADLINE,
     GREY,

@@ -1,0 +1,58 @@
+"""Tests of drawing again when the model changes: following a run that is being trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scanline.model.checkpoint import save_checkpoint
+from scanline.service.app import create_app
+from scanline.service.state.app_state import AppState
+from scanline.service.state.reload import ModelReloader
+from tests.page.helpers import Open, expect, open_settings, pixels, wait_until_drawn
+from tests.service.fixtures import listening, settings
+from tests.service.state.test_reload import network
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    save_checkpoint(tmp_path / "it.safetensors", network(1), {})
+    return tmp_path
+
+
+def test_same_seeds_are_drawn_with_each_new_checkpoint(visit: Open, run_folder: Path) -> None:
+    app_state = AppState(settings(weights=run_folder))
+    reloader = ModelReloader(
+        app_state.settings, app_state.registry, app_state.serve, app_state.metrics.model_changes
+    )
+    checkpoints = reloader.load()
+    app_state.reloader = reloader
+    app = create_app(app_state, lambda: app_state.open(checkpoints))
+    with listening(app, lambda: app_state.ready) as url:
+        page = visit("#draw?seed=5&n=2", url=url)
+        wait_until_drawn(page)
+        old = pixels(page, "#draw .image-grid canvas")
+        address = page.url
+        open_settings(page)
+        page.check("[name=follow]")
+        facts = page.request.get(f"{url}/v1/models/it").json()
+        save_checkpoint(run_folder / "it.safetensors", network(2), {})
+        assert reloader.reload().replaced == ["it"]
+        with page.expect_response("**/v1/samples") as drawn:
+            pass
+        body: Any = drawn.value.request.post_data_json
+        assert (body["seed"], body["n"]) == (5, 2)
+        wait_until_drawn(page)
+        assert pixels(page, "#draw .image-grid canvas") != old
+        assert page.url == address
+        assert page.request.get(f"{url}/v1/models/it").json()["weights"] != facts["weights"]
+
+
+def test_choice_is_hidden_if_models_do_not_change(visit: Open) -> None:
+    page = visit()
+    wait_until_drawn(page)
+    open_settings(page)
+    expect(page.locator("[name=n]").first).to_be_visible()
+    expect(page.locator("[name=follow]")).to_be_hidden()
