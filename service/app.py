@@ -36,9 +36,11 @@ from scanline.service.metrics import CONTENT_TYPE
 from scanline.service.openai.routes import router as openai_router
 from scanline.service.openapi_schema import customize_openapi
 from scanline.service.state.app_state import AppState
+from scanline.service.tracing import TracingMiddleware
 from scanline.service.web.og_image import router as og_image_router
 from scanline.service.web.pages import DOCS_STATIC, add_pages
 
+QUIET_PATHS = ("/livez", "/readyz", "/metrics")  # not in the log and in traces by default
 LOADING_JOIN_SECONDS = 1.0  # for which a server that ends waits for models that are being loaded
 
 DESCRIPTION = (
@@ -126,8 +128,10 @@ def _add_middleware(app: FastAPI, app_state: AppState) -> None:
         requests=metrics.requests,
         seconds=metrics.request_seconds,
         errors=metrics.refused,
-        quiet_paths=("/livez", "/readyz", "/metrics"),
+        quiet_paths=QUIET_PATHS,
     )
+    if app_state.tracing is not None:
+        app.add_middleware(TracingMiddleware, tracing=app_state.tracing, quiet_paths=QUIET_PATHS)
     if settings.trusted_proxies:
         app.add_middleware(ForwardedHeadersMiddleware, trusted=list(settings.trusted_proxies))
 

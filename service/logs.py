@@ -11,7 +11,7 @@ from typing import Any
 
 _EXTRAS = (
     "request_id", "method", "path", "status", "milliseconds", "client", "key", "generation",
-    "model", "n", "outcome", "code", "param",
+    "model", "n", "outcome", "code", "param", "trace_id", "span_id",
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from scanline.service.settings import Settings
 from scanline.service.state.app_state import AppState
 from scanline.service.state.registry import EngineFactory, open_engine
 from scanline.service.state.reload import ModelReloader
+from scanline.service.tracing import start_tracing
 
 log = logging.getLogger("scanline.server")
 
@@ -184,7 +185,7 @@ def serve(settings: Settings) -> None:
         ValueError: If the server cannot work.
     """
     set_up_logs(settings.log_format, settings.log_level)
-    app_state = AppState(settings)
+    app_state = AppState(settings, start_tracing())
     reloader = ModelReloader(
         settings, app_state.registry, app_state.serve, app_state.metrics.model_changes
     )
@@ -201,6 +202,8 @@ def serve(settings: Settings) -> None:
     access = "" if settings.api_keys else "; /v1 requires no key"
     log.info("listening on %s%s", ", ".join(f"http://{host}:{port}" for host in hosts), access)
     with contextlib.ExitStack() as stack:
+        if app_state.tracing is not None:
+            stack.callback(app_state.tracing.shutdown)
         for each in sockets:
             stack.enter_context(each)
         opener = stack.enter_context(_engine_opener(settings))

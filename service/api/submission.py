@@ -94,6 +94,8 @@ def submit_generation(
         generation = engine.queue.submit(spec, caller=caller, detached=detached)
         app_state.in_flight.track(caller, generation)
         app_state.quota.track(caller, generation)
+        if app_state.tracing is not None:
+            app_state.tracing.trace_generation(generation)
         return QueuedGeneration(engine.queue, generation)
 
     if key is None:

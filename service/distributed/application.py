@@ -20,6 +20,7 @@ from scanline.service.logs import set_up_logs
 from scanline.service.metrics import ModelMetrics
 from scanline.service.settings import Settings
 from scanline.service.state.app_state import AppState
+from scanline.service.tracing import start_tracing
 
 log = logging.getLogger("scanline.cluster")
 
@@ -46,7 +47,7 @@ class Frontend:
         settings = self._settings
         set_up_logs(settings.log_format, settings.log_level)
         checkpoints = load_checkpoints(settings.weights, list(self._models))
-        self._app_state = app_state = AppState(settings)
+        self._app_state = app_state = AppState(settings, start_tracing())
         app = create_app(app_state, lambda: app_state.open(checkpoints, self._open))
         app.add_middleware(_RayProxyHeaders)
         return app

@@ -242,6 +242,7 @@ class Engine:
             [one.slots[0] for one in images], inputs, [one.generation in small for one in images]
         )
         for one in images:
+            self._progress.prefilled(one.generation)
             if one.particles is not None:
                 one.particles.begin(self.decoder)
 

@@ -221,6 +221,7 @@ class Generation:
         self.clock = clock
         self.created = clock()
         self.started: float | None = None  # when the first image was admitted
+        self.prefilled: float | None = None  # when its first images' known pixels were prefilled
         self.first_pixel: float | None = None
         self.ended: float | None = None
         self.error: str | None = None  # message for the client if images ended in an error

@@ -43,6 +43,11 @@ class ProgressTracker:
             if self._observer:
                 self._observer.admitted(generation.started - generation.created)
 
+    def prefilled(self, generation: Generation) -> None:
+        """Record that known pixels are prefilled. Only the first call has an effect."""
+        if generation.prefilled is None:
+            generation.prefilled = self._clock()
+
     def advance(self, generation: Generation) -> None:
         """Notify the readers of new pixels, and finish the generation if all images finished."""
         if generation.finished:

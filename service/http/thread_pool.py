@@ -8,6 +8,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import anyio
@@ -33,11 +34,17 @@ class FairThreadPool:
         threads: Number of threads.
         max_queued: Number of tasks that may wait, or None for any number.
         code: Error code of the 429 reply if too many wait.
+        span: Function that returns a context in which each task runs, for traces.
     """
 
     def __init__(
-        self, threads: int, max_queued: int | None = None, code: str = "queue_full"
+        self,
+        threads: int,
+        max_queued: int | None = None,
+        code: str = "queue_full",
+        span: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
+        self._span = span
         self._threads = anyio.CapacityLimiter(threads)
         self._free = threads
         self.max_queued, self._code = max_queued, code
@@ -59,7 +66,8 @@ class FairThreadPool:
                 raise ClientDisconnectedError
             began = time.perf_counter()
             try:
-                return await to_thread.run_sync(task, *arguments, limiter=self._threads)
+                with self._span():
+                    return await to_thread.run_sync(task, *arguments, limiter=self._threads)
             finally:
                 seconds, average = time.perf_counter() - began, self._task_seconds
                 self._task_seconds += (seconds - average) / AVERAGED_TASKS if average else seconds

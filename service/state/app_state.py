@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.checkpoint import Checkpoint
@@ -24,6 +25,7 @@ from scanline.service.state.registry import (
     open_engine,
 )
 from scanline.service.state.reload import ModelReloader
+from scanline.service.tracing import Tracing
 
 log = logging.getLogger("scanline.server")
 
@@ -37,6 +39,7 @@ class AppState:
 
     Attributes:
         settings: The settings.
+        tracing: The traces; None if they are off.
         registry: The models.
         reloader: Reloads the models; None if only a restart can.
         ready: Whether requests are accepted.
@@ -45,19 +48,25 @@ class AppState:
         ended_early: Whether the server ended while the models were loading.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, tracing: Tracing | None = None) -> None:
+        self.settings, self.tracing = settings, tracing
+
+        def pool(*arguments: Any, span: str, **options: Any) -> FairThreadPool:
+            if tracing is not None:
+                options["span"] = lambda: tracing.span(span)
+            return FairThreadPool(*arguments, **options)
+
         self.ready = self.ended_early = False
         self.failure: str | None = None
         self._lock = threading.Lock()  # of ``draining`` and ``ready``
         self.draining = False
         # Likelihoods, which are computed without the engines.
-        self.score_pool = FairThreadPool(1, 32, code="scores_full")
+        self.score_pool = pool(1, 32, code="scores_full", span="score")
         # Decoding an upload takes some 50 MB. Half of the cores are left for drawing.
         readers = max(1, min(4, usable_cores() // 2))
-        self.upload_pool = FairThreadPool(readers, 128, code="uploads_full")
-        self.encode_pool = FairThreadPool(2)
-        self.large_encode_pool = FairThreadPool(1)  # for replies with enlarged images
+        self.upload_pool = pool(readers, 128, code="uploads_full", span="read upload")
+        self.encode_pool = pool(2, span="encode")
+        self.large_encode_pool = pool(1, span="encode")  # for replies with enlarged images
         self.idempotency = IdempotencyStore()
         self.in_flight = InFlightLimiter(settings.max_images_per_caller)
         self.metrics = Metrics(lambda: self.registry.engines)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scanline.service.state import AppState
+from scanline.service.state.app_state import AppState
 from tests.page.helpers import Open, expect, wait_until_drawn, wait_until_measured
 from tests.service.fixtures import FakeDecoder
 
