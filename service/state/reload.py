@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import tempfile
@@ -88,7 +89,8 @@ class ModelReloader:
     def load(self) -> list[Checkpoint]:
         """Load the models at the start, the default first; raise ``CheckpointError``."""
         # Read before the files, so that a change in between is noticed.
-        self._loaded = self._scan()
+        with contextlib.suppress(CheckpointError):  # the next line says what is missing
+            self._loaded = self._scan()
         return load_checkpoints(self._folder, self._names)
 
     @property

@@ -45,7 +45,7 @@ def test_every_field_is_an_environment_variable(
         "cluster": "true", "min_replicas": "2", "max_replicas": "3", "max_replicas_per_node": "2",
         "replica_images": "40",
         "replica_cpus": "0.5", "replica_gpus": "0.25", "scale_up_seconds": "1",
-        "scale_down_seconds": "2", "png_metadata": "false",
+        "scale_down_seconds": "2", "png_metadata": "false", "watch_seconds": "0",
     }  # fmt: skip
     assert set(given) == set(Settings.model_fields)
     for name, value in given.items():

@@ -46,7 +46,7 @@ def test_a_signal_during_startup_ends_the_server(which: str) -> None:
 import os, signal, time
 import scanline.service.server as server
 from scanline.service.cli.main import main
-server.load_checkpoints = lambda *_: (os.kill(os.getpid(), signal.{which}), time.sleep(60))
+server.ModelReloader.load = lambda *_: (os.kill(os.getpid(), signal.{which}), time.sleep(60))
 main(["serve"])
 """
     done = subprocess.run(
