@@ -39,6 +39,11 @@ MODES_NOTE = (
     "times are CPU seconds of a process with one thread, so that other programs on the machine do "
     "not decide which kind gets further; evaluations do not count."
 )
+UNFINISHED = (
+    "Unfinished trainings have had little machine time so far. Their numbers show how far they "
+    "have come, not how good a kind of attention is. No claim is judged by trainings of less than "
+    "600 seconds or 4,000 steps. A unit that is run again where its state was saved continues."
+)
 FOOTNOTE = (
     "[^summaries]: Some summaries of the paper that circulate on the web contradict it. A Chinese "
     "one gives 0.83 and 0.82 bits/dim for MNIST and 3.14 and 3.26 for CIFAR-10, and a phoneme "
@@ -143,6 +148,8 @@ def _section(one: Experiment[Any], results: Results, folder: Path, beside: Path)
             parts.append(f"![{one.title}]({plot})")
         plotted = True
         parts += [one.table(measured.rows), _provenance(measured)]
+        if any(row.get("unfinished") for row in measured.rows.values()):
+            parts.append(UNFINISHED)
         shown |= set(left)
     have = set(modes["default"].reports if "default" in modes else ()) | set(
         modes["full"].reports if "full" in modes else ()

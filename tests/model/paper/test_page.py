@@ -12,6 +12,7 @@ from PIL import Image
 
 from scanline.model.paper.copy_task import FIGURE2
 from scanline.model.paper.experiment import Mode
+from scanline.model.paper.image_tables import TABLE1
 from scanline.model.paper.page import render_page
 from scanline.model.paper.report import Report
 from scanline.model.paper.runner import EXPERIMENTS
@@ -120,6 +121,12 @@ def test_page_names_machine_date_and_training_time_of_units(tmp_path: Path) -> N
     report = json.loads((tmp_path / "default" / "table1" / "linear.json").read_text())
     machine = report["hardware"]
     line = next(line for line in page.splitlines() if line.startswith("- `linear` (1,200 s"))
+    assert "Unfinished trainings" not in page
+    unit = Report(
+        tmp_path / "default" / "table1", "softmax", asdict(TABLE1.settings("default", None))
+    )
+    unit.publish("train softmax", unit.rows["train softmax"])
+    assert "Unfinished trainings" in render_page(tmp_path, tmp_path)
     assert line.startswith(
         "- `linear` (1,200 s of training), `softmax` (700 s of training, unfinished): "
         f"{machine['cpu']} ({machine['isa']})"
