@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from PIL import Image
@@ -136,3 +136,11 @@ def test_page_names_machine_date_and_training_time_of_units(tmp_path: Path) -> N
 
 def test_committed_page_is_generated_from_committed_results() -> None:
     assert (ROOT / "docs/paper.md").read_text() == render_page(RESULTS, ROOT / "docs")
+
+
+def test_committed_results_have_the_present_settings() -> None:
+    """Otherwise a unit could neither be continued nor compared with new ones."""
+    for path in RESULTS.glob("*/*/*.json"):
+        mode, name = path.parts[-3:-1]
+        settings = EXPERIMENTS[name].presets[cast(Mode, mode)]
+        assert json.loads(path.read_text())["settings"] == json.loads(json.dumps(asdict(settings)))
