@@ -227,8 +227,8 @@ def test_run_can_start_from_a_checkpoint(tmp_path: Path) -> None:
     seen = 160 + CONFIG.steps * CONFIG.batch
     runs.insert(0, {"trained_on": before.data, "held_out": 3})
     assert third.origin == {"name": "after", "images_seen": seen, "runs": runs}
-    with pytest.raises(CheckpointError, match=r"another network \(d_ff\); start from the same"):
-        Trainer(replace(MODEL, d_ff=32), CONFIG, tmp_path / "other", CPU).start_from(path)
+    with pytest.raises(CheckpointError, match=r"another network \(d_model\); start from the same"):
+        Trainer(replace(MODEL, d_model=32), CONFIG, tmp_path / "other", CPU).start_from(path)
 
 
 def test_extending_after_decay_logs_a_warning(

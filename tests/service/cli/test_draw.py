@@ -3,13 +3,13 @@
 import io
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image as Picture
 
+from scanline.service import __version__
 from tests.service.cli.command_line import run_command
 from tests.service.fixtures import GREY, encode, random_picture
 
@@ -39,7 +39,7 @@ def test_help_describes_the_command(command: str, capsys: pytest.CaptureFixture[
 
 def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("--version") == 0
-    assert capsys.readouterr().out == f"scanline {version('scanline')}\n"
+    assert capsys.readouterr().out == f"scanline {__version__}\n"
 
 
 def test_sample_writes_a_reproducible_grid(
