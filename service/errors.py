@@ -24,7 +24,7 @@ from scanline.service.http.errors import (
     ErrorReply,
     describe_validation_errors,
 )
-from scanline.service.http.paths import root_path
+from scanline.service.http.paths import root_path, route_path
 
 DOMAIN_ERRORS: tuple[type[Exception], ...] = (
     ImageError, QueueFullError, ClosedError, TooManyInFlightError, QuotaExceededError,
@@ -170,6 +170,14 @@ def _describe_http_error(request: Request, error: HTTPException) -> ApiError:
 
 def _allowed_methods(request: Request) -> set[str]:
     """Return all methods of a path; each route knows only its own."""
+    # A path of the schema may match another route too: `/v1/models/reload` is no `{name}`.
+    documented = request.app.openapi()["paths"].get(route_path(request.scope), {})
+    methods = {method.upper() for method in documented} or _matching_methods(request)
+    return methods | {"HEAD"} if "GET" in methods else methods
+
+
+def _matching_methods(request: Request) -> set[str]:
+    """Return the methods of all routes that match a path."""
     methods: set[str] = set()
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
         scope = {**request.scope, "method": method, "root_path": root_path(request.scope)}
@@ -177,4 +185,4 @@ def _allowed_methods(request: Request) -> set[str]:
             reads_only = isinstance(route, Mount)  # files, although a mount matches any method
             if route.matches(scope)[0] is Match.FULL and (method == "GET" or not reads_only):
                 methods.add(method)
-    return methods | {"HEAD"} if "GET" in methods else methods
+    return methods

@@ -199,7 +199,7 @@ class _ImageTable(Experiment[ImageTableSettings]):
             f"chunks of {s['lsh_chunk']}; {optimizer}). Bits/dim are on the first "
             f"{s['mark_images']:,} test images, and at the end on {s['test_images']:,}, with their "
             "standard error. The curves show the "
-            "loss of the training batches, of which no image repeats within an epoch; the dots are "
+            "loss of the training batches, which repeat no image within an epoch; the dots are "
             "test images. The output of `lsh` at a position depends on the buckets of later "
             "positions, so its bits/dim are not exactly a likelihood. Images/s are in the last "
             "section."

@@ -23,7 +23,7 @@ async def list_models(app_state: AppStateDep) -> ModelList:
     return ModelList(data=models, watched=watched)
 
 
-# Before the next route, so that `Allow` of other methods names POST.
+# Before the next route, whose path would match too.
 @router.post(
     "/reload", tags=["operations"], dependencies=[Depends(no_query_params)],
     responses=error_responses(403, 429, 503)

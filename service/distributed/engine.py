@@ -181,7 +181,7 @@ class DistributedEngine:
 
     @property
     def slow(self) -> bool:
-        """Whether a replica draws many times slower than a usual machine."""
+        """True if a replica draws many times slower than a usual machine."""
         return any(report.slow for report in self.reports.values())
 
     @property

@@ -61,7 +61,7 @@ class EngineProtocol(Protocol):
 
     @property
     def slow(self) -> bool:
-        """Whether drawing is many times slower than on a usual machine."""
+        """True if drawing is many times slower than on a usual machine."""
         ...
 
     @property

@@ -137,7 +137,7 @@ class ModelRegistry:
 
     @property
     def engines(self) -> list[EngineProtocol]:
-        """All running engines; several of one name while a replaced model still draws."""
+        """The running engines; several of one name while a replaced model still draws."""
         with self._lock:
             return [loaded.engine for loaded in (*self.served.values(), *self._replaced)]
 
@@ -169,7 +169,7 @@ class ModelRegistry:
         Raises:
             BackendError, ValueError: If a model cannot run, or if the slots of all models, also of
                 those that run already, need more memory than there is.
-            Exception: Whatever else ``opener`` raises.
+            Exception: any other error of ``opener``.
         """
         if self._budget is None:
             self._budget = slot_memory_budget()

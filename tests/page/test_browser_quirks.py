@@ -19,7 +19,10 @@ from tests.page.helpers import (
 )
 from tests.service.fixtures import GREY, encode
 
-FIELDS = "input:not([type=radio], [type=range], [type=color], [type=file]), select, textarea"
+FIELDS = (
+    "input:not([type=radio], [type=checkbox], [type=range], [type=color], [type=file]), "
+    "select, textarea"
+)
 DRAG = """([kind, files]) => {
     const dataTransfer = new DataTransfer();
     if (files) dataTransfer.items.add(new File([], "dragged.png", {type: "image/png"}));

@@ -6,7 +6,6 @@ import {
   invalidSeedMessage, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass,
   unknownClassMessage, usesGuidance,
 } from "./fields.js";
-import { FollowTraining } from "./follow.js";
 import { ImageGrid } from "./image-grid.js";
 import { SamplingControls, samplingFields, samplingOf } from "./sampling-controls.js";
 import { SettingsPanel } from "./settings-panel.js";
@@ -37,7 +36,13 @@ export class DrawView {
       document.getElementById("draw-options"));
     this.form.addEventListener("change", ({ target: { name, value } }) => this.onChange(name, value));
     onDiceClick(this.form, () => this.draw({ scroll: true }));
-    new FollowTraining(this.form.elements.follow, page, () => this.draw({ seed: this.seed }));
+    if (page.watched) {
+      const redraw = () => this.draw({ seed: this.seed });
+      import("./follow.js").then(
+        ({ FollowTraining }) => new FollowTraining(this.form.elements.follow, page, redraw),
+        () => {}, // the choice stays hidden
+      );
+    }
   }
 
   /** Apply a changed control at once: every one but the pace draws again, from the same seed. */

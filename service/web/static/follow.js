@@ -13,7 +13,7 @@ export class FollowTraining {
    */
   constructor(checkbox, page, onNewWeights) {
     Object.assign(this, { checkbox, page, onNewWeights });
-    checkbox.closest(".field").hidden = !page.watched;
+    checkbox.closest(".field").hidden = false;
     checkbox.addEventListener("change", () => {
       clearTimeout(this.timer);
       if (checkbox.checked) this.check();

@@ -192,6 +192,7 @@ def test_head_is_get_without_a_body(api: LiveServer) -> None:
     assert check.status_code == 405
     assert check.headers["allow"] == "POST"
     assert api.client.post("/livez").headers["allow"] == "GET, HEAD"
+    assert api.client.put("/v1/models/reload").headers["allow"] == "POST", "it is no model's name"
 
 
 def bomb(width: int, height: int) -> bytes:
