@@ -241,7 +241,9 @@ def _engine_opener(settings: Settings) -> Iterator[EngineFactory]:
     try:
         from scanline.service.distributed.ray_cluster import RayCluster
     except ModuleNotFoundError as error:
-        raise ValueError(f"a cluster needs {error.name}: pip install -e '.[cluster]'") from None
+        raise ValueError(
+            f"a cluster needs {error.name}: pip install 'scanline-rnn[cluster]'"
+        ) from None
     try:
         cluster = RayCluster()
     except (ConnectionError, RuntimeError, TimeoutError) as error:

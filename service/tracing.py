@@ -183,7 +183,7 @@ def start_tracing(environment: MutableMapping[str, str] = os.environ) -> Tracing
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError:
-        log.warning("no traces: OpenTelemetry is not installed: pip install 'scanline[otel]'")
+        log.warning("no traces: OpenTelemetry is not installed: pip install 'scanline-rnn[otel]'")
         return None
     if "service.name" not in environment.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         environment.setdefault("OTEL_SERVICE_NAME", "scanline")
@@ -195,7 +195,9 @@ def start_tracing(environment: MutableMapping[str, str] = os.environ) -> Tracing
             kind = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
         found = list(entry_points(group="opentelemetry_traces_exporter", name=kind))
         if not found:
-            log.warning("no traces: there is no exporter %r: pip install 'scanline[otel]'", kind)
+            log.warning(
+                "no traces: there is no exporter %r: pip install 'scanline-rnn[otel]'", kind
+            )
             return None
         provider.add_span_processor(BatchSpanProcessor(found[0].load()()))
     tracing = Tracing(provider)

@@ -86,7 +86,9 @@ def create_decoder(
 
 def _create_triton(model: LinearTransformer, max_slots: int) -> Decoder:
     if importlib.util.find_spec("triton") is None:
-        raise BackendError("the triton backend needs Triton (Linux only): pip install -e '.[gpu]'")
+        raise BackendError(
+            "the triton backend needs Triton (Linux only): pip install 'scanline-rnn[gpu]'"
+        )
     from scanline.model.decoders.triton import TritonDecoder
 
     decoder = TritonDecoder(model, max_slots)

@@ -80,7 +80,7 @@ class Experiment(ABC, Generic[Settings]):
             from matplotlib.figure import Figure
         except ImportError:
             raise ValueError(
-                "plots need matplotlib: run pip install -e '.[paper]' and try again"
+                "plots need matplotlib: run pip install 'scanline-rnn[paper]' and try again"
             ) from None
         figure = Figure(figsize=self.inches, layout="constrained")
         FigureCanvasAgg(figure)
