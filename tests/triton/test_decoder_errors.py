@@ -89,7 +89,7 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
     """The triton backend raises; the auto backend logs the reason and uses the CPU."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     network = LinearTransformer(SMALL)
-    with pytest.raises(BackendError, match=r"pip install -e '\.\[gpu\]'"):
+    with pytest.raises(BackendError, match=r"pip install 'scanline-rnn\[gpu\]'"):
         create_decoder(network, 1, "triton")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert create_decoder(network, 1).backend != "triton"

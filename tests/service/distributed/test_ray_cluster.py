@@ -31,7 +31,7 @@ def settings() -> Settings:
 def test_ray_is_not_installed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, RAY_CLUSTER, raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"needs ray: pip install -e '\.\[cluster\]'"):
+    with pytest.raises(ValueError, match=r"needs ray: pip install 'scanline-rnn\[cluster\]'"):
         serve(settings)
 
 
