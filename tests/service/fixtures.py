@@ -253,12 +253,13 @@ def build(
             grey = Checkpoint("grey", tiny_model(), {"validation": [{"bits_per_dim": 5.5}]})
             app_state.open([grey, Checkpoint("colour", tiny_model(COLOUR))])
             return
+        models = {}
         for name, decoder in decoders.items():
             observer = app_state.metrics.observer(name)
             engine = Engine(name, decoder, app_state.settings.queue_limits, observer)
             engine.start()
-            loaded = LoadedModel(engine, Checkpoint(name, tiny_model(decoder.config)), 0)
-            app_state.serve({**app_state.models, name: loaded})
+            models[name] = LoadedModel(engine, Checkpoint(name, tiny_model(decoder.config)), 0)
+        app_state.serve(models)  # all at once: the server is ready from here on
 
     return app_state, create_app(app_state, open_models)
 
