@@ -9,8 +9,9 @@ from torch import Tensor
 from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.training.augmentation import augment
 from scanline.model.training.config import TrainingConfig, batch_indices
+from scanline.model.training.orientation import draw_orientations, orient, with_orientations
 
-Batch = tuple[Tensor, Tensor | None]  # images uint8 [B, T, C], and labels int64 [B]
+Batch = tuple[Tensor, Tensor | None]  # images uint8 [B, T, C], and labels int64 [B] or [B, 2]
 
 
 def make_batch(
@@ -29,12 +30,18 @@ def make_batch(
 
     Returns:
         Images ``[B, T, C]`` and labels ``[B]``. A dropped label is ``NO_LABEL`` (-1), which trains
-        the unconditional distribution. Labels are None if the network has no classes.
+        the unconditional distribution. Labels are None if the network has no classes. With
+        ``config.dist_aug`` they have a second column, as an ``OrientedTransformer`` needs them.
     """
     indices = torch.from_numpy(batch_indices(step, len(images), config)[share])
     canvas = augment(images[indices], step, config, share, network.height, network.width)
-    if not network.classes or labels is None:
-        return canvas, None
-    draws = np.random.default_rng([config.seed, 1, step]).random(config.batch)[share]
-    dropped = torch.from_numpy(draws < config.drop_label)
-    return canvas, labels[indices].masked_fill(dropped, NO_LABEL)
+    chosen: Tensor | None = None
+    if network.classes and labels is not None:
+        draws = np.random.default_rng([config.seed, 1, step]).random(config.batch)[share]
+        dropped = torch.from_numpy(draws < config.drop_label)
+        chosen = labels[indices].masked_fill(dropped, NO_LABEL)
+    if config.dist_aug:
+        orientations = torch.from_numpy(draw_orientations(step, config)[share])
+        canvas = orient(canvas, orientations, network.height)
+        chosen = with_orientations(chosen, orientations)
+    return canvas, chosen

@@ -20,7 +20,7 @@ class TrainingConfig:
     Args:
         steps: length of the run.
         batch: images per step, over all processes.
-        seed: seed of the weights, batches, dropped labels, shifts and mirroring.
+        seed: seed of the weights, batches, dropped labels and augmentation.
         learning_rate: AdamW's learning rate.
         muon_rate: Muon's learning rate, for the matrices of the blocks.
         edge_rate: AdamW's learning rate for the linear input and output maps; None means
@@ -32,6 +32,8 @@ class TrainingConfig:
         drop_label: share of images trained without their label.
         shift: largest random shift in pixels; fewer images are shifted as the learning rate falls.
         mirror: mirror each image with probability 1/2.
+        dist_aug: share of images that are turned or mirrored, with a vector that tells the network
+            so (``orientation.py``); the share falls as the learning rate falls.
         checkpoint_every: steps between checkpoints.
         evaluate_every: steps between validations.
         precision: ``bf16``, ``fp32``, or ``auto`` for the faster of them on this machine.
@@ -54,6 +56,7 @@ class TrainingConfig:
     drop_label: float = 0.2
     shift: int = 0
     mirror: bool = False
+    dist_aug: float = 0.0
     checkpoint_every: int = 250
     evaluate_every: int = 1000
     precision: str = "auto"
@@ -69,7 +72,7 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        for name in ("decay", "average", "drop_label"):
+        for name in ("decay", "average", "drop_label", "dist_aug"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be 0 to 1, not {getattr(self, name)}")
         if self.precision not in ("auto", "bf16", "fp32"):
@@ -88,8 +91,9 @@ def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[A
     """Return the indices of a step's images, int64 ``[batch]``, out of ``count`` images.
 
     Each epoch is a new permutation with the seed ``[seed, epoch]``. In step 0, dropped labels,
-    shifts and mirroring have the seeds ``[seed, 1..3, 0]``. These equal the seeds of epochs 1 to 3,
-    because numpy ignores trailing zeros. Other seeds would change runs that are resumed.
+    shifts, mirroring and orientations have the seeds ``[seed, 1..4, 0]``. These equal the seeds of
+    epochs 1 to 4, because numpy ignores trailing zeros. Other seeds would change runs that are
+    resumed.
     """
     positions = np.arange(step * config.batch, (step + 1) * config.batch)
     indices = np.empty(config.batch, np.int64)
@@ -104,3 +108,12 @@ def check_shift(shift: int, side: int) -> None:
     """Raise ``ValueError`` if a shift could move an image of ``side`` pixels out of its frame."""
     if shift >= side:
         raise ValueError(f"shift must be less than the image's {side} pixels a side; got {shift}")
+
+
+def check_square(dist_aug: float, height: int, width: int) -> None:
+    """Raise ``ValueError`` if images would be turned by 90 degrees that are not square."""
+    if dist_aug and height != width:
+        raise ValueError(
+            f"dist_aug turns images by 90 degrees, so they must be square; got {width} x {height} "
+            "pixels: leave it out"
+        )

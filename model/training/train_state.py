@@ -17,6 +17,7 @@ from scanline.model.training.config import TrainingConfig, learning_rate_factor
 from scanline.model.training.forward_backward import ForwardBackward
 from scanline.model.training.host_tuning import bf16_is_fast, keep_freed_memory
 from scanline.model.training.optimizers import make_optimizers, step_optimizers
+from scanline.model.training.orientation import OrientedTransformer
 
 # Ends the messages of a diverged run.
 _RETRY_HINT = (
@@ -50,9 +51,12 @@ class TrainState:
                 "processes"
             )
         torch.manual_seed(config.seed)
-        self.model = LinearTransformer(model).to(device)
+        network = OrientedTransformer if config.dist_aug else LinearTransformer
+        self.model = network(model).to(device)
+        # Without vectors for orientations, because it is used for upright images only.
         self.ema = LinearTransformer(model).to(device).requires_grad_(False)
-        self.ema.load_state_dict(self.model.state_dict())
+        weights = self.model.state_dict()
+        self.ema.load_state_dict({name: weights[name] for name in self.ema.state_dict()})
         self.step = 0
         bf16 = config.precision != "fp32" and bf16_is_fast(device)
         if self.world_size > 1:  # machines of several kinds must agree on the arithmetic
@@ -68,6 +72,8 @@ class TrainState:
         self._prefetched: tuple[tuple[int, Tensor, Tensor | None], Batch] | None = None
         self._parameters: list[Tensor] = [*self.model.parameters()]
         self._ema_parameters: list[Tensor] = [*self.ema.parameters()]
+        named = dict(self.model.named_parameters())
+        self._averaged: list[Tensor] = [named[name] for name, _ in self.ema.named_parameters()]
         bits = torch.zeros((), device=device)
         self._averager = (
             GradientAverager([*self._parameters, bits]) if self.world_size > 1 else None
@@ -127,7 +133,7 @@ class TrainState:
     def _update_ema(self) -> None:
         # A smaller decay at first, so that the average forgets the random initial weights.
         decay = min(self.config.average, self.step / (self.step + 10))
-        torch._foreach_lerp_(self._ema_parameters, self._parameters, 1 - decay)
+        torch._foreach_lerp_(self._ema_parameters, self._averaged, 1 - decay)
 
     def any_stop_requested(self, requested: bool) -> bool:
         """Return True if any process was asked to stop: all must stop after the same step."""

@@ -30,6 +30,7 @@ from scanline.model.training import growth
 from scanline.model.training.config import (
     TrainingConfig,
     check_shift,
+    check_square,
     learning_rate_factor,
 )
 from scanline.model.training.distributed import all_cores
@@ -179,6 +180,7 @@ class Trainer:
                 f"the images have shape {data.images.shape[1:]}, but the network needs {shape}"
             )
         check_shift(self.config.shift, min(config.height, config.width))
+        check_square(self.config.dist_aug, config.height, config.width)
         if config.classes and data.classes != config.classes:
             raise ValueError(
                 f"the data's classes {data.classes} are not the network's {config.classes}"

@@ -52,6 +52,12 @@ def train(
         bool,
         typer.Option("--mirror/--no-mirror", help="Mirror each image with probability 1/2."),
     ] = False,
+    dist_aug: Annotated[
+        float,
+        typer.Option(
+            help="Share of images that are turned or mirrored, which the network is told (DistAug)."
+        ),
+    ] = 0.0,
     seed: Annotated[
         int,
         typer.Option(
@@ -123,7 +129,7 @@ def train(
     settings = {
         "steps": steps, "batch": batch, "seed": seed, "learning_rate": learning_rate,
         "muon_rate": muon_rate, "edge_rate": edge_rate, "decay": decay, "shift": shift,
-        "mirror": mirror, "precision": precision,
+        "mirror": mirror, "dist_aug": dist_aug, "precision": precision,
         "checkpoint_every": checkpoint_every, "evaluate_every": evaluate_every, "compile": compile_,
     }  # fmt: skip
     overrides = NetworkOverrides(

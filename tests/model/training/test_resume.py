@@ -53,6 +53,7 @@ def test_resuming_finished_run_changes_nothing(tmp_path: Path) -> None:
         {"average": 0.9}, {"drop_label": 0.5}, {"weight_decay": 0.0}, {"precision": "bf16"},
         {"shift": 1},
         {"mirror": True},
+        {"dist_aug": 0.5},
     ],
     ids=str,
 )  # fmt: skip
