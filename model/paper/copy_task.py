@@ -173,7 +173,7 @@ class _Figure2(Experiment[CopyTaskSettings]):
     name = "figure2"
     title = "Figure 2: copying"
 
-    def units(self, settings: CopyTaskSettings, device: torch.device) -> list[str]:
+    def units(self, settings: CopyTaskSettings) -> list[str]:
         return list(settings.kinds)
 
     def rows(

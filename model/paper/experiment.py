@@ -44,8 +44,12 @@ class Experiment(ABC, Generic[Settings]):
         return self.presets[mode]
 
     @abstractmethod
-    def units(self, settings: Settings, device: torch.device) -> list[str]:
-        """List the names of the units, which are names of files."""
+    def units(self, settings: Settings) -> list[str]:
+        """List the names of the units, which are names of files, on any machine."""
+
+    def missing(self, unit: str) -> str | None:
+        """Return what a unit needs that this machine lacks, or None."""
+        return None
 
     @abstractmethod
     def rows(

@@ -170,7 +170,7 @@ class _ImageTable(Experiment[ImageTableSettings]):
         super().__init__(presets)
         self.name, self.title = name, title
 
-    def units(self, settings: ImageTableSettings, device: torch.device) -> list[str]:
+    def units(self, settings: ImageTableSettings) -> list[str]:
         return list(settings.kinds)
 
     def rows(

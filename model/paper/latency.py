@@ -12,12 +12,14 @@ import torch
 
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.memory import SHARE, free_memory
+from scanline.model.paper import peers
 from scanline.model.paper.experiment import Experiment, Rows
 from scanline.model.paper.markdown import markdown_table, number
 from scanline.model.paper.published import IMAGES, LATENCY
 from scanline.model.paper.report import Report, Row
 from scanline.model.paper.sampling_speed import (
     NATIVE,
+    PEER,
     STATEFUL,
     random_network,
     sampling_methods,
@@ -45,12 +47,6 @@ class LatencySettings:
     batches: tuple[int, ...] = (1, 16, 64, 256, 1024, 10_000)
     max_step_seconds: float = 4.0
     data: tuple[str, ...] = ("mnist", "cifar10")
-
-
-def devices() -> list[torch.device]:
-    """Return the CPU, and a CUDA device if there is one."""
-    names = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    return [torch.device(name) for name in names]
 
 
 def state_bytes(method: str, config: ModelConfig) -> int:
@@ -95,13 +91,18 @@ class _Supplement(Experiment[LatencySettings]):
     name = "supplement"
     title = "Tables 1, 2, 4 and 5: drawing speed"
 
-    def units(self, settings: LatencySettings, device: torch.device) -> list[str]:
+    def units(self, settings: LatencySettings) -> list[str]:
         return [
-            f"{target.type}-{data}-{method}"
-            for target in devices()
+            f"{device}-{data}-{method}"
+            for device in ("cpu", "cuda")
             for data in settings.data
-            for method in sampling_methods(target)
+            for method in sampling_methods(device)
         ]
+
+    def missing(self, unit: str) -> str | None:
+        if unit.startswith("cuda-") and not torch.cuda.is_available():
+            return "an NVIDIA GPU"
+        return peers.missing() if unit.endswith(PEER) else None
 
     def rows(
         self,

@@ -7,8 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from scanline.model.atomic_files import write_atomically
 from scanline.model.paper.claims import (
     CLAIMS,
@@ -24,7 +22,6 @@ from scanline.model.paper.report import Row
 from scanline.model.paper.result_files import BEST_FIRST, Measured, Results, read_results
 from scanline.model.paper.runner import EXPERIMENTS
 
-CPU = torch.device("cpu")
 INTRODUCTION = (
     "This page compares the claims, figures and tables of Katharopoulos, Vyas, Pappas and Fleuret, "
     "[*Transformers are RNNs*](https://arxiv.org/abs/2006.16236) (ICML 2020), with our "
@@ -79,7 +76,7 @@ def render_page(folder: Path, beside: Path) -> str:
 
 
 def _units(one: Experiment[Any]) -> list[str]:
-    return one.units(one.settings("default", None), CPU)
+    return one.units(one.settings("default", None))
 
 
 def _read(folder: Path) -> Results:

@@ -10,22 +10,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 NAME = "fast-transformers"
+KINDS = ("linear", "softmax", "lsh-1", "lsh-4", "lsh-8")
 CHUNK = 32  # positions per chunk of its LSH attention, its default
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def installed() -> bool:
-    """Return True if fast-transformers can be imported."""
-    return importlib.util.find_spec("fast_transformers") is not None
+def missing() -> str | None:
+    """Return the package that is missing, or None if fast-transformers can be imported."""
+    found = importlib.util.find_spec("fast_transformers")
+    return None if found else "the package pytorch-fast-transformers"
 
 
 def attentions(length: int) -> dict[str, Attend]:
-    """Return its causal attention functions for a length, by our names; {} if not installed.
+    """Return its causal attention functions for a length, by our names.
 
     Its LSH attention needs whole chunks, so shorter rows are padded and masked.
     """
-    if not installed():
-        return {}
     from fast_transformers.attention.causal_linear_attention import CausalLinearAttention
     from fast_transformers.attention.full_attention import FullAttention
     from fast_transformers.attention.reformer_attention import ReformerAttention

@@ -47,25 +47,29 @@ def run_units(
     Args:
         experiment: the experiment.
         folder: folder of the results.
-        units: names of the units; empty for all.
+        units: names of the units; empty for all that can be measured on this machine.
         mode: which settings to use.
         data_dir: folder of the data sets; for table 3, a folder of speech.
         rows: largest number of rows to measure in this call; None for all.
 
     Raises:
-        ValueError: there is no such unit, it holds rows of other settings, or another process is
-            using it.
+        ValueError: there is no such unit, this machine lacks what it needs, it holds rows of other
+            settings, or another process is using it.
     """
     device = device_here()
     settings = experiment.settings(mode, data_dir)
-    known = experiment.units(settings, device)
+    known = experiment.units(settings)
     if unknown := [unit for unit in units if unit not in known]:
         raise ValueError(
             f"{experiment.name} has no unit {', '.join(unknown)}: choose {', '.join(known)}"
         )
+    for unit in units:
+        if lacking := experiment.missing(unit):
+            raise ValueError(f"{unit} cannot be measured here: it needs {lacking}")
+    chosen = units or [unit for unit in known if experiment.missing(unit) is None]
     home = folder / mode / experiment.name
     reports = []
-    for unit in units or known:
+    for unit in chosen:
         scratch = home / unit
         try:
             with run_lock(scratch):  # two processes would overwrite each other's rows

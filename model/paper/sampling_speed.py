@@ -30,12 +30,9 @@ RECOMPUTED = {"softmax": "softmax", "lsh-1": "lsh-1", "lsh-4": "lsh-4"}
 NATIVE, PEER = "linear-native", f"linear-{peers.NAME}"
 
 
-def sampling_methods(device: torch.device) -> list[str]:
-    """List the sampling methods of a device; the peer's only if it is installed."""
-    found = [*RECOMPUTED, *STATEFUL]
-    if device.type == "cpu":
-        found += [NATIVE, *([PEER] if peers.installed() else [])]
-    return found
+def sampling_methods(device: str) -> list[str]:
+    """List the sampling methods of ``cpu`` or ``cuda``."""
+    return [*RECOMPUTED, *STATEFUL, *([NATIVE, PEER] if device == "cpu" else [])]
 
 
 def implementation(method: str, precision: str | None) -> str:

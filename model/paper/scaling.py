@@ -65,13 +65,13 @@ PLAIN = ("linear-pytorch", "softmax-matrix", "lsh-1", "lsh-4", "lsh-8")
 KINDS = ("linear", "linear-pytorch", "softmax", "softmax-matrix", "lsh-1", "lsh-4", "lsh-8")
 
 
-def attention(kind: str, length: int, size: ScalingSettings) -> peers.Attend | None:
-    """Return causal attention of a kind as a function of q, k and v, or None if not installed.
+def attention(kind: str, length: int, size: ScalingSettings) -> peers.Attend:
+    """Return causal attention of a kind as a function of q, k and v.
 
     Kinds of the peer are named ``fast-transformers-KIND``.
     """
     if kind.startswith(peers.NAME):
-        return peers.attentions(length).get(kind.removeprefix(f"{peers.NAME}-"))
+        return peers.attentions(length)[kind.removeprefix(f"{peers.NAME}-")]
     if kind == "linear":
         return lambda q, k, v: linear_attention(q, k, v, feature_map="elu")[0]
     if kind == "linear-pytorch":  # another chunk size than the kernels' selects PyTorch
@@ -117,8 +117,6 @@ def measure(
     if facts["batch"] * _predicted(earlier, "bytes") > SHARE * _memory(device):
         return facts | {"stopped": "memory"}
     attend = attention(kind, length, size)
-    if attend is None:
-        raise ValueError(f"{kind} is not installed here")
     shape = (facts["batch"], length, size.n_heads, size.head_size)
     leaves = [torch.randn(shape, device=device, requires_grad=True) for _ in range(3)]
 
@@ -202,8 +200,11 @@ class _Figure1(Experiment[ScalingSettings]):
     title = "Figure 1: time and memory by sequence length"
     inches = (10, 8)
 
-    def units(self, settings: ScalingSettings, device: torch.device) -> list[str]:
-        return [*KINDS, *(f"{peers.NAME}-{kind}" for kind in peers.attentions(1))]
+    def units(self, settings: ScalingSettings) -> list[str]:
+        return [*KINDS, *(f"{peers.NAME}-{kind}" for kind in peers.KINDS)]
+
+    def missing(self, unit: str) -> str | None:
+        return peers.missing() if unit.startswith(peers.NAME) else None
 
     def rows(
         self,

@@ -205,7 +205,7 @@ class _Table3(Experiment[SpeechSettings]):
         task = super().settings(mode, data_dir)
         return replace(task, data=data_dir.resolve().name) if data_dir else task
 
-    def units(self, settings: SpeechSettings, device: torch.device) -> list[str]:
+    def units(self, settings: SpeechSettings) -> list[str]:
         return list(KINDS)
 
     def rows(

@@ -52,7 +52,7 @@ def test_state_of_linear_attention_has_the_same_size_at_any_length() -> None:
 
 
 def test_units_name_device_data_and_method(tmp_path: Path) -> None:
-    units = SUPPLEMENT.units(LIMITS, CPU)
+    units = SUPPLEMENT.units(LIMITS)
     assert {"cpu-mnist-linear", "cpu-cifar10-stateful-softmax", "cpu-mnist-linear-native"} <= {
         *units
     }

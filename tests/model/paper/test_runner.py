@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from scanline.model.paper.experiment import MODES, Experiment, Rows
+from scanline.model.paper.latency import SUPPLEMENT
 from scanline.model.paper.report import Report, Row
 from scanline.model.paper.runner import EXPERIMENTS, run_units
-from scanline.model.paper.scaling import FIGURE1
+from scanline.model.paper.scaling import FIGURE1, KINDS
 from tests.model.paper.fixtures import CPU, SMALL
 
 
@@ -23,7 +26,7 @@ def test_units_have_different_names_and_row_keys(
     assert set(experiment.presets) == set(MODES)
     for mode in MODES:
         settings = experiment.settings(mode, None)
-        units = experiment.units(settings, CPU)
+        units = experiment.units(settings)
         assert len(units) == len(set(units)) >= 4
         keys: list[str] = []
         for unit in units:
@@ -61,6 +64,28 @@ def test_unknown_unit_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="figure1 has no unit lsh-2: choose linear, linear-"):
         run_units(FIGURE1, tmp_path, ("linear", "lsh-2"), mode="quick")
     assert not (tmp_path / "quick").exists()
+
+
+def test_units_that_need_a_missing_package_are_refused_or_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(FIGURE1, "rows", lambda *_: iter([("a", dict)]))
+    peer = "fast-transformers-linear"
+    assert peer in FIGURE1.units(SMALL)
+    with pytest.raises(ValueError, match=f"{peer} cannot be .* package pytorch-fast-transformers"):
+        run_units(FIGURE1, tmp_path, ("linear", peer), mode="quick")
+    assert not (tmp_path / "quick").exists()
+    reports = run_units(FIGURE1, tmp_path, (), mode="quick")
+    assert [report.unit for report in reports] == [*KINDS]
+
+
+def test_units_of_a_gpu_are_passed_over_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert SUPPLEMENT.missing("cuda-mnist-linear") == "an NVIDIA GPU"
+    assert SUPPLEMENT.missing("cpu-mnist-linear") is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert SUPPLEMENT.missing("cuda-mnist-linear") is None
 
 
 def test_unit_is_locked_while_it_is_measured(
