@@ -11,24 +11,26 @@ image. The bound beside each figure is the time of a memory copy of as many byte
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from scanline.model.bench import cpu as bench
 from scanline.model.bench.cuda_training import Training, median_seconds, time_training
 from scanline.model.bench.kernel_profile import format_kernel_times, profile_decoder
 from scanline.model.bench.models import find_models
 from scanline.model.bench.roofline import Bound, bytes_per_step
+from scanline.model.bench.table import HEADER, Progress, Report, format_row
+from scanline.model.bench.timing import DecoderFactory, Timing, check_decoder, time_decoder
 from scanline.model.checkpoint import Checkpoint, SamplingDefaults
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.base import BackendError
+from scanline.model.decoders.base import BackendError, Decoder
 from scanline.model.decoders.factory import create_decoder
 
 SLOTS = (1, 128, 1_024, 10_000)
@@ -37,7 +39,7 @@ COPY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class CudaReport(bench.Report):
+class CudaReport(Report):
     """Timings of a run on a device; ``peaks`` is the rate of a copy in its memory."""
 
     training: list[Training]
@@ -90,21 +92,99 @@ def step_bytes(config: ModelConfig, slots: int) -> float:
     return bytes_per_step(config, 0, "bf16") + slots * state_bytes(decode_config_for(config))
 
 
-def describe_drawing(
-    setting: str, *, checkpoint: Checkpoint, slots: int, factory: bench.DecoderFactory,
-    seconds: float, repeats: int, defaults: SamplingDefaults | None = None,
-) -> str:  # fmt: skip
-    """Time a decoder in a special setting and return a line of text with the result."""
-    prefix = f"{checkpoint.name}, {setting}"
-    try:
-        decoder = factory(checkpoint.model, slots)
-        timed = bench.time_decoder(checkpoint.name, decoder, seconds, repeats, defaults)
-        kernels = format_kernel_times(profile_decoder(decoder, defaults))
-    except (BackendError, torch.OutOfMemoryError) as error:
-        torch.cuda.empty_cache()
-        return f"{prefix}: {error}"
-    milliseconds = timed.milliseconds_a_step
-    return f"{prefix}: {milliseconds:.3f} ms per step of {slots} slots; {kernels}"
+def _drawing(
+    decoder: Decoder, name: str, seconds: float, repeats: int, style: SamplingDefaults | None = None
+) -> tuple[Timing, str]:
+    """Time a decoder, and describe where the time of a step goes."""
+    timing = time_decoder(name, decoder, seconds, repeats, style)
+    return timing, format_kernel_times(profile_decoder(decoder, style))
+
+
+class _CudaBench:
+    """Timings of networks on a device; arguments as in ``run_bench``, and the copy's ``rate``."""
+
+    def __init__(
+        self, device: torch.device, rate: float, slots: Sequence[int], seconds: float,
+        repeats: int, progress: Progress,
+    ) -> None:  # fmt: skip
+        self.device, self.rate, self.slots = device, rate, slots
+        self.seconds, self.repeats, self.progress = seconds, repeats, progress
+        self.timings: list[Timing] = []
+        self.training: list[Training] = []
+        self.notes: list[str] = []
+
+    def note(self, line: str) -> None:
+        """Add a remark to the report, and show it."""
+        self.notes.append(line)
+        self.progress(line)
+
+    @contextlib.contextmanager
+    def noting_failure(self, prefix: str) -> Iterator[None]:
+        """Turn the failure of a timing, usually for want of memory, into a remark."""
+        try:
+            yield
+        except (BackendError, torch.OutOfMemoryError) as error:
+            torch.cuda.empty_cache()
+            self.note(f"{prefix}: {error}")
+
+    def check(self, checkpoint: Checkpoint, factory: DecoderFactory) -> bool:
+        """Compare a network with the reference; return False if it does not run here."""
+        with self.noting_failure(checkpoint.name):
+            check_decoder(checkpoint.model, factory)
+            return True
+        return False
+
+    def time_drawing(self, checkpoint: Checkpoint, factory: DecoderFactory) -> None:
+        """Time a network with every number of slots."""
+        for count in self.slots:
+            with self.noting_failure(checkpoint.name):
+                self._time_slots(checkpoint, factory, count)
+
+    def _time_slots(self, checkpoint: Checkpoint, factory: DecoderFactory, count: int) -> None:
+        name, model = checkpoint.name, checkpoint.model
+        timing, kernels = _drawing(factory(model, count), name, self.seconds, self.repeats)
+        moved, rate = step_bytes(model.config, count), self.rate
+        step = timing.milliseconds_a_step / 1e3
+        timing = replace(timing, gbytes_a_second=moved / step / 1e9)
+        timing = timing.with_bound(Bound("bytes", moved / rate, rate))
+        self.timings.append(timing)
+        self.progress(format_row(timing))
+        self.note(
+            f"{name}, {count} slots: {moved / 1e6:.1f} MB per step; a copy of as many bytes "
+            f"takes {moved / rate / step:.0%} of the time; {kernels}"
+        )
+
+    def time_special(
+        self, setting: str, checkpoint: Checkpoint, factory: DecoderFactory, slots: int,
+        style: SamplingDefaults | None = None,
+    ) -> None:  # fmt: skip
+        """Time a network in a special setting, and note the result."""
+        prefix = f"{checkpoint.name}, {setting}"
+        with self.noting_failure(prefix):
+            decoder = factory(checkpoint.model, slots)
+            timing, kernels = _drawing(decoder, checkpoint.name, self.seconds, self.repeats, style)
+            milliseconds = timing.milliseconds_a_step
+            self.note(f"{prefix}: {milliseconds:.3f} ms per step of {slots} slots; {kernels}")
+
+    def time_labelled(self, checkpoint: Checkpoint, factory: DecoderFactory) -> None:
+        """Time a network with classes at its defaults, in the largest number of slots."""
+        count, style = max(self.slots), checkpoint.defaults
+        slots = count if style.guidance == 1 else 2 * count  # with the twins
+        setting = f"{count} labelled, guidance {style.guidance:g}, top_p {style.top_p:g}"
+        self.time_special(setting, checkpoint, factory, slots, style)
+
+    def time_training(self, checkpoint: Checkpoint) -> None:
+        """Time training steps of a network, and note the result."""
+        name, images = checkpoint.name, TRAINING_IMAGES[checkpoint.name]
+        prefix = f"{name}: training, batch {images}"
+        with self.noting_failure(prefix):
+            timing = time_training(name, checkpoint.model, images, self.device, self.repeats)
+            self.training.append(timing)
+            self.note(
+                f"{prefix}: {timing.milliseconds:.1f} ms forward and backward, "
+                f"{timing.pixels_a_second:,.0f} pixels/s, {timing.gigabytes:.1f} GB; "
+                f"{timing.step_milliseconds:.1f} ms per step; {format_kernel_times(timing.kernels)}"
+            )
 
 
 def run_bench(
@@ -114,7 +194,7 @@ def run_bench(
     seconds: float = 1.0,
     repeats: int = 5,
     plain: bool = False,
-    progress: Callable[[str], object] = lambda line: None,
+    progress: Progress = lambda line: None,
 ) -> CudaReport:
     """Time networks on the CUDA device.
 
@@ -133,83 +213,31 @@ def run_bench(
     device = find_device()
     from scanline.model.decoders.triton import TritonDecoder  # Triton is optional
 
-    without_overlap = partial(TritonDecoder, overlap=False)
     hardware = describe(device)
     rate = copy_rate(device, COPY_BYTES)
     progress(", ".join(f"{name} {value}" for name, value in hardware.items()))
     progress(f"memory copy: {rate / 1e9:.0f} GB/s")
-    progress(bench.HEADER)
-    timings: list[bench.Timing] = []
-    notes: list[str] = []
-
-    def note(line: str) -> None:
-        notes.append(line)
-        progress(line)
-
-    factory: bench.DecoderFactory = partial(create_decoder, backend="triton")
+    progress(HEADER)
+    bench = _CudaBench(device, rate, slots, seconds, repeats, progress)
+    factory: DecoderFactory = partial(create_decoder, backend="triton")
     if plain:
         from scanline.model.bench.cuda_launch_modes import create_plain as factory
 
-        note("kernels launched one by one, without graphs or overlap: slower than the server")
+        bench.note("kernels launched one by one, without graphs or overlap: slower than the server")
     for checkpoint in checkpoints:
-        name, model = checkpoint.name, checkpoint.model
-        try:
-            bench.check_decoder(model, factory)
-        except (BackendError, torch.OutOfMemoryError) as error:
-            note(f"{name}: {error}")
+        if not bench.check(checkpoint, factory):
             continue
-        for count in slots:
-            try:
-                decoder = factory(model, count)
-                timed = bench.time_decoder(name, decoder, seconds, repeats)
-                kernels = format_kernel_times(profile_decoder(decoder))
-                del decoder  # frees its memory for the next one
-            except (BackendError, torch.OutOfMemoryError) as error:
-                torch.cuda.empty_cache()
-                note(f"{name}: {error}")
-                continue
-            moved = step_bytes(model.config, count)
-            step = timed.milliseconds_a_step / 1e3
-            timed = replace(timed, gbytes_a_second=moved / step / 1e9)
-            timings.append(timed.with_bound(Bound("bytes", moved / rate, rate)))
-            progress(bench.format_row(timings[-1]))
-            note(
-                f"{name}, {count} slots: {moved / 1e6:.1f} MB per step; a copy of as many bytes "
-                f"takes {moved / rate / step:.0%} of the time; {kernels}"
-            )
-            special = partial(
-                describe_drawing, checkpoint=checkpoint, seconds=seconds, repeats=repeats
-            )
-            if count == 1 and not plain:
-                note(special("without overlap", slots=1, factory=without_overlap))
-            if model.config.classes and count == max(slots):
-                defaults = checkpoint.defaults
-                setting = (
-                    f"{count} labelled, guidance {defaults.guidance:g}, top_p {defaults.top_p:g}"
-                )
-                total = count if defaults.guidance == 1 else 2 * count  # with the twins
-                note(special(setting, slots=total, factory=factory, defaults=defaults))
-    training: list[Training] = []
+        bench.time_drawing(checkpoint, factory)
+        if 1 in slots and not plain:
+            without_overlap = partial(TritonDecoder, overlap=False)
+            bench.time_special("without overlap", checkpoint, without_overlap, 1)
+        if checkpoint.model.config.classes:
+            bench.time_labelled(checkpoint, factory)
     for checkpoint in checkpoints:
-        name = checkpoint.name
-        if name not in TRAINING_IMAGES:
-            continue
-        images = TRAINING_IMAGES[name]
-        try:
-            training.append(time_training(name, checkpoint.model, images, device, repeats))
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            note(f"{name}: training, batch {images}: {error}")
-            continue
-        timed_training = training[-1]
-        note(
-            f"{name}: training, batch {images}: {timed_training.milliseconds:.1f} ms forward and "
-            f"backward, {timed_training.pixels_a_second:,.0f} pixels/s, "
-            f"{timed_training.gigabytes:.1f} GB; "
-            f"{timed_training.step_milliseconds:.1f} ms per step; "
-            f"{format_kernel_times(timed_training.kernels)}"
-        )
-    return CudaReport(hardware, {"copy": round(rate / 1e9, 1)}, timings, notes, training)
+        if checkpoint.name in TRAINING_IMAGES:
+            bench.time_training(checkpoint)
+    peaks = {"copy": round(rate / 1e9, 1)}
+    return CudaReport(hardware, peaks, bench.timings, bench.notes, bench.training)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from scanline.model.bench.cpu import start_blank_images
+from scanline.model.bench.timing import start_blank_images
 from scanline.model.checkpoint import SamplingDefaults
 from scanline.model.decoders.base import Decoder
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scanline.model.bench import cpu as bench
 from scanline.model.bench.peer import Peer
+from scanline.model.bench.timing import check_decoder, start_blank_images
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import Decoder
 from scanline.model.decoders.factory import create_decoder
@@ -126,7 +126,7 @@ def check(method: str, config: ModelConfig, device: torch.device, count: int = 4
     if method == PEER:  # checked when it is created
         return
     if method == NATIVE:
-        bench.check_decoder(random_network("linear", config, device), _open_native)
+        check_decoder(random_network("linear", config, device), _open_native)
         return
     short = replace(config, height=1, width=-(-count // config.channels))
     sampler = make_sampler(method, short, 2, device)
@@ -183,7 +183,7 @@ def _open_native(network: LinearTransformer, slots: int) -> Decoder:
 def _time_native(decoder: Decoder, pixels: int = 16) -> list[float]:
     """Time some pixels of all images three times, and return the seconds of whole images."""
     device, times = torch.device("cpu"), []
-    slots = bench.start_blank_images(decoder)
+    slots = start_blank_images(decoder)
     decoder.step(slots, 1)
     for _ in range(3):
         began = clock(device)

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from scanline.kernels.native.cpu import cpu, usable_cores
-from scanline.model.bench.cpu import start_blank_images
+from scanline.model.bench.timing import start_blank_images
 from scanline.model.checkpoint import Checkpoint, save_checkpoint
 from scanline.model.decoders.base import Decoder
 from scanline.model.decoders.factory import create_decoder

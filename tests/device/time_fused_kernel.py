@@ -15,7 +15,7 @@ import torch
 
 from scanline.kernels.cuda.fused import fused_decode
 from scanline.kernels.cuda.fused.fused_decode import LAUNCH_CONFIGS, LaunchConfig
-from scanline.model.bench.cpu import time_decoder
+from scanline.model.bench.timing import time_decoder
 from scanline.model.config import PRESETS
 from scanline.model.network import LinearTransformer
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from scanline.kernels.cuda.fused.fused_decode import LAUNCH_CONFIGS, unsupported_reason
-from scanline.model.bench import cpu as bench
+from scanline.model.bench.timing import check_decoder
 from scanline.model.config import PRESETS
 from scanline.model.decoders.base import BackendError, InputBatch
 from scanline.model.decoders.packing import decode_config_for
@@ -75,7 +75,7 @@ def test_fused_kernel_is_the_default(name: str) -> None:
 @every_preset
 def test_agrees_with_the_reference(name: str) -> None:
     torch.manual_seed(0)
-    bench.check_decoder(LinearTransformer(PRESETS[name]).eval(), partial(TritonDecoder, fused=True))
+    check_decoder(LinearTransformer(PRESETS[name]).eval(), partial(TritonDecoder, fused=True))
 
 
 @every_preset

@@ -10,6 +10,8 @@ from scanline.kernels.native.abi import Precision
 from scanline.model.bench import cpu as bench
 from scanline.model.bench.models import find_models
 from scanline.model.bench.roofline import Bound, bytes_per_step
+from scanline.model.bench.table import format_row
+from scanline.model.bench.timing import Timing, check_decoder, time_decoder
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.base import BackendError, Decoder
 from scanline.model.decoders.native import NativeDecoder
@@ -42,14 +44,12 @@ def test_benchmark_reports_every_backend() -> None:
 
 
 def test_slots_that_do_not_fit_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    time_backend = bench.time_backend
-
-    def refuse(name: str, model: LinearTransformer, factory: Any, *rest: Any) -> Any:
-        if rest[-1] == 2:
+    def refuse(name: str, decoder: Decoder, *rest: Any) -> Timing:
+        if decoder.max_slots == 2:
             raise BackendError("2 slots do not fit")
-        return time_backend(name, model, factory, *rest)
+        return time_decoder(name, decoder, *rest)
 
-    monkeypatch.setattr(bench, "time_backend", refuse)
+    monkeypatch.setattr(bench, "time_decoder", refuse)
     report = bench.run_bench(
         [Checkpoint("tiny", TINY)], backends=["reference"], slots=[1, 2, 3], threads=1,
         seconds=0.01, repeats=1, progress=lambda line: None,
@@ -63,12 +63,12 @@ def test_decoder_that_differs_is_not_timed() -> None:
         return ReferenceDecoder(LinearTransformer(model.config), max_slots)
 
     with pytest.raises(RuntimeError, match="bits/dim from the reference, so it is not timed"):
-        bench.check_decoder(network_for(tiny_config()), open_another)
+        check_decoder(network_for(tiny_config()), open_another)
 
 
 def test_short_times_are_not_rounded_to_zero() -> None:
-    timing = bench.Timing("tiny", "native", 1, 144, 0.0018, 0.000253, 3946.67, 24.5, 25.8)
-    assert bench.format_row(timing).split()[6] == "0.000253"
+    timing = Timing("tiny", "native", 1, 144, 0.0018, 0.000253, 3946.67, 24.5, 25.8)
+    assert format_row(timing).split()[6] == "0.000253"
 
 
 @pytest.mark.parametrize(("precision", "slots"), [("float32", 3), ("int8", 2), ("int10", 1)])
@@ -76,7 +76,7 @@ def test_native_counts_the_bytes_of_weights_and_sums(precision: Precision, slots
     """With sizes that need no padding, and without predictions, they are the least possible."""
     config = tiny_config(d_model=64, n_heads=2, d_ff=64)
     decoder = NativeDecoder(network_for(config), slots, 1, precision=precision, speculate=False)
-    timing = bench.time_decoder("tiny", decoder, 0.01, 1)
+    timing = time_decoder("tiny", decoder, 0.01, 1)
     least = bytes_per_step(config, slots, precision)
     assert timing.mbytes_a_step * 1e6 == pytest.approx(least)
     bound = Bound("bytes", 1e-3, 2 * timing.gbytes_a_second * 1e9)
