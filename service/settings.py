@@ -65,7 +65,12 @@ class Settings(BaseSettings):
         ),
     ] = 2.0
     backend: Literal["auto", "reference", "native", "triton"] = "auto"
-    slots: Annotated[int, Field(ge=1, le=65536, description="Images drawn at once per model.")] = 64
+    slots: Annotated[
+        int,
+        Field(
+            ge=1, le=65536, description="Slots per model: an image takes one, two with guidance."
+        ),
+    ] = 64
     threads: Annotated[
         int | None, Field(ge=1, description="CPU threads per model; default: all cores.")
     ] = None

@@ -100,7 +100,7 @@ class History:
 
 @dataclass(frozen=True)
 class Marks:
-    """Steps and times after which a network is evaluated: a first one, and each twice as late.
+    """Steps and times at which a network is evaluated: a first one, then each at twice the last.
 
     With ``every``, a network is evaluated after each multiple of the step instead.
 
@@ -148,7 +148,7 @@ def train(
     Args:
         run: the network in training.
         budget: length of the training.
-        folder: folder of the saved state ``training.pt``, which is deleted at the end.
+        folder: folder of the saved state ``training.pt``; the runner deletes it after the unit.
         settings: settings of the run, which a continued run must share.
         evaluate: measures the network; called at the marks, and with True at the end.
         marks: when the network is measured.

@@ -224,13 +224,13 @@ CLAIMS = (
     ),
     Claim(
         name="cifar-speed", place=CIFAR, experiment="supplement", paper="4,462",
-        text="CIFAR-10: linear draws more than 4,000 images for each of softmax",
+        text="CIFAR-10: linear draws more than 4,000 times as many images/s as softmax",
         quantity="images/s of linear ÷ softmax, each at its best batch size",
         measure=drawing.speed_ratio("cifar10", "linear", "softmax"), above=4_000, why=BATCHES,
     ),
     Claim(
         name="cifar-stateful", place=STATEFUL, experiment="supplement", paper="55.8",
-        text="CIFAR-10: linear draws more than 50 images for each of stateful-softmax",
+        text="CIFAR-10: linear draws more than 50 times as many images/s as stateful-softmax",
         quantity="images/s of linear ÷ stateful-softmax, each at its best batch size",
         measure=drawing.speed_ratio("cifar10", "linear", "stateful-softmax"), above=50, why=BATCHES,
     ),
@@ -288,7 +288,7 @@ CLAIMS = (
 UNTESTED = (
     (
         SCALING, "softmax fits 4,096 positions into 11 GB, LSH-4 and LSH-8 fit 16,384",
-        "it is about the memory of one GPU model",
+        "needs a GPU with 11 GB",
     ),
     (
         ONE_IMAGE, "CIFAR-10: linear is almost 6.6 times as fast as softmax for one image (GPU)",

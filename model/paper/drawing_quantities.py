@@ -22,7 +22,8 @@ from scanline.model.paper.report import Row
 def _methods(rows: AllRows, device: str, data: str, names: tuple[str, ...]) -> list[list[Row]]:
     found = by_method(dict(rows), device, data)
     if missing := [name for name in names if name not in found]:
-        raise NotMeasuredError(f"{', '.join(missing)} on a {device.upper()} is not measured")
+        where = "GPU" if device == "cuda" else "CPU"
+        raise NotMeasuredError(f"{', '.join(missing)} is not measured on a {where} yet")
     return [found[name] for name in names]
 
 

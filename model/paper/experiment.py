@@ -28,7 +28,7 @@ class Experiment(ABC, Generic[Settings]):
 
     Args:
         presets: settings of each mode, as a dataclass that can be written as JSON. ``quick`` takes
-            about a minute per unit, ``default`` up to an hour on one core, and ``full`` has the
+            about a minute per unit, ``default`` up to 90 minutes on one core, and ``full`` has the
             paper's settings.
     """
 

@@ -28,7 +28,8 @@ LEARNED = 0.5  # nats per symbol, below which a network has learned to copy; gue
 
 def _row(rows: AllRows, key: str) -> Row:
     if key not in rows:
-        raise NotMeasuredError(f"`{key}` is not measured yet")
+        kind = key.removeprefix("train ").split()[0]
+        raise NotMeasuredError(f"{kind} is not measured yet")
     return rows[key]
 
 

@@ -45,6 +45,7 @@ Speech = Annotated[
     ),
 ]
 FOLDER = Path("runs/paper")
+REPORTS = "Prints a table, and writes one report per unit. An unfinished unit is continued."
 DATASETS = {"table1": "mnist", "table2": "cifar10"}  # experiments on images, with their data sets
 
 paper = typer.Typer(no_args_is_help=True, help="Reproduce the paper's figures and tables.")
@@ -105,7 +106,7 @@ def _experiment_command(name: str, title: str) -> Callable[..., None]:
         _run(name, quick, full, unit, rows, out, threads, None)
 
     command: Callable[..., None] = with_data if name in DATASETS else without_data
-    command.__doc__ = f"{title}. Prints a table and writes one report per unit, which it continues."
+    command.__doc__ = f"{title}. {REPORTS}"
     return command
 
 
@@ -119,10 +120,7 @@ for name, title in {
     paper.command(name)(_experiment_command(name, title))
 
 
-@paper.command(
-    help="Speech recognition: phoneme error rate and time per epoch. Prints a table and writes one "
-    "report per unit, which it continues."
-)
+@paper.command(help=f"Speech recognition: phoneme error rate and time per epoch. {REPORTS}")
 def table3(
     quick: Quick = False,
     full: Full = False,

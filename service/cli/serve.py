@@ -30,7 +30,7 @@ def serve(
     ] = None,
     backend: Annotated[str | None, typer.Option(help="auto, reference, native or triton.")] = None,
     slots: Annotated[
-        int | None, typer.Option(help="Images drawn at a time, per model. Default: 64.")
+        int | None, typer.Option(help="Slots per model; a guided image takes two. Default: 64.")
     ] = None,
     threads: Threads = None,
     max_waiting: Annotated[
@@ -40,8 +40,12 @@ def serve(
         bool | None,
         typer.Option("--cluster", help="Draw in the Ray cluster at RAY_ADDRESS, or in a new one."),
     ] = None,
-    min_replicas: Annotated[int | None, typer.Option(help="Per model, in a cluster.")] = None,
-    max_replicas: Annotated[int | None, typer.Option(help="Per model, in a cluster.")] = None,
+    min_replicas: Annotated[
+        int | None, typer.Option(help="Minimum replicas per model, in a cluster.")
+    ] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option(help="Maximum replicas per model, in a cluster.")
+    ] = None,
     drain_seconds: Annotated[
         float | None,
         typer.Option(help="Seconds for running images to finish after SIGTERM. Default: 30."),
@@ -51,7 +55,7 @@ def serve(
         str | None, typer.Option(help="debug, info, warning or error. Default: info.")
     ] = None,
 ) -> None:
-    """Serve models over HTTP. Every setting is also a SCANLINE_* variable (docs/operations.md)."""
+    """Serve models over HTTP. docs/operations.md lists all settings (SCANLINE_* variables)."""
     given = {name: value for name, value in locals().items() if value is not None}
     _exit_on_signals()
     # Imported here, because training must work without the service's packages.

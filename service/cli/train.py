@@ -55,7 +55,7 @@ def train(
     dist_aug: Annotated[
         float,
         typer.Option(
-            help="Share of images that are turned or mirrored, which the network is told (DistAug)."
+            help="Share of images to turn or mirror; the network is told the orientation (DistAug)."
         ),
     ] = 0.0,
     seed: Annotated[
@@ -66,14 +66,17 @@ def train(
             help="Seed of the initial weights, the order of the images, and augmentation.",
         ),
     ] = 0,
-    layers: Annotated[int | None, typer.Option(help="n_layers instead of the preset's.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Number of layers. Default: the preset's.")
+    ] = None,
     width: Annotated[
-        int | None, typer.Option(help="d_model instead of the preset's; d_ff is four times it.")
+        int | None,
+        typer.Option(help="Features per layer. Sets --feed-forward to four times as many."),
     ] = None,
     feed_forward: Annotated[
-        int | None, typer.Option(min=1, help="d_ff instead of the preset's.")
+        int | None, typer.Option(min=1, help="Hidden features of the feed-forward networks.")
     ] = None,
-    heads: Annotated[int | None, typer.Option(help="n_heads instead of the preset's.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads per layer.")] = None,
     attention: Annotated[
         str | None,
         typer.Option(help="linear, softmax, lsh-1, lsh-4 or lsh-8. Default: the preset's."),

@@ -52,7 +52,7 @@ def verify(
 ) -> None:
     """Draw the picture in a PNG again, and say whether it is the same to the pixel.
 
-    The exit status is 0 if it is.
+    The exit status is 0 if it is the same, and 1 otherwise.
     """
     from scanline.model.atomic_files import write_atomically
     from scanline.service.cli.grid import DrawOptions, check_target
