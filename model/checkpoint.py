@@ -284,8 +284,8 @@ def load_by_name(folder: Path | None = None, name: str | None = None) -> Checkpo
 
 
 def _default_first(paths: dict[str, Path]) -> list[str]:
-    """Sort model names by steps per image, without reading the weights."""
-    return sorted(paths, key=lambda name: read_config(paths[name]).steps)
+    """Sort model names by steps per image, then by name, without reading the weights."""
+    return sorted(paths, key=lambda name: (read_config(paths[name]).steps, name))
 
 
 def load_torch_file(path: Path, device: torch.device | str = "cpu") -> Any:

@@ -51,22 +51,24 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first SIGTERM, SIGHUP or Ctrl-C; cancel what still runs at the second."""
+        # The signal interrupts the event loop anywhere, perhaps while it holds a lock. So this
+        # handler takes no lock, not even the log's.
         self._signals += 1
         first = self._signals == 1
-        seconds = None if first else 0.0
-        limit = f"{self._app_state.settings.drain_seconds:g} s"
-        action = f"finishing them within {limit}" if first else "cancelling them"
-        log.info("%s: %s; %s", signal.Signals(sig).name, self._app_state.work_summary, action)
         if first:
             # Close each connection after its reply: a connection pool would otherwise send its
             # next request, and every retry, to this server. uvicorn uses the first list now, and
             # rebuilds it from the second every second.
             for headers in (self.server_state.default_headers, self.config.encoded_headers):
                 headers.append((b"connection", b"close"))
-        threading.Thread(target=self._drain, args=(seconds,), name="drain", daemon=True).start()
+        args = signal.Signals(sig).name, first
+        threading.Thread(target=self._drain, args=args, name="drain", daemon=True).start()
 
-    def _drain(self, seconds: float | None) -> None:
-        ends = time.monotonic() + (self._app_state.settings.drain_seconds if seconds is None else 0)
+    def _drain(self, name: str, first: bool) -> None:
+        seconds = self._app_state.settings.drain_seconds if first else 0.0
+        action = f"finishing them within {seconds:g} s" if first else "cancelling them"
+        log.info("%s: %s; %s", name, self._app_state.work_summary, action)
+        ends = time.monotonic() + seconds
         self._app_state.drain(seconds)
         # The engines have finished, but replies and scores may still be in progress.
         while self.server_state.tasks and time.monotonic() < ends:

@@ -198,7 +198,9 @@ class ModelReply(BaseModel):
     ]
     steps: Annotated[int, Field(description="Number of network steps per image.")]
     order: str
-    attention: Annotated[str, Field(description="linear or softmax.")]
+    attention: Annotated[
+        str, Field(description="linear, softmax, or lsh-N with N rounds of hashing.")
+    ]
     parameters: int
     backend: str
     weights: Annotated[

@@ -237,12 +237,15 @@ class Engine:
             spec.sampling.write_to(inputs, row, one.image.label)
             if one.twins:
                 inputs.twin[row] = one.twins[0]
-        small = self._slots.small
-        self._pipeline.begin(
-            [one.slots[0] for one in images], inputs, [one.generation in small for one in images]
-        )
+        small = [one.generation in self._slots.small for one in images]
+        generations = {one.generation for one in images}
+
+        def prefilled() -> None:
+            for generation in generations:
+                self._progress.prefilled(generation)
+
+        self._pipeline.begin([one.slots[0] for one in images], inputs, small, prefilled)
         for one in images:
-            self._progress.prefilled(one.generation)
             if one.particles is not None:
                 one.particles.begin(self.decoder)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,11 +47,13 @@ class _Prefill(NamedTuple):
         pixels: Pixels that it prefills.
         small_pixels: How many of them belong to small requests.
         began: Start of the launch.
+        done: Called once it is complete.
     """
 
     pixels: int
     small_pixels: int
     began: float
+    done: Callable[[], None]
 
 
 class StepPipeline:
@@ -71,21 +73,26 @@ class StepPipeline:
         """Number of steps in flight."""
         return sum(isinstance(one, _Step) for one in self._in_flight)
 
-    def begin(self, slots: Sequence[int], inputs: InputBatch, small: Sequence[bool]) -> None:
+    def begin(
+        self, slots: Sequence[int], inputs: InputBatch, small: Sequence[bool],
+        done: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         """Begin images in ``slots``, and charge the prefill to their groups.
 
         Args:
             slots: Lead slots.
             inputs: One row per slot.
             small: Per slot, whether the image belongs to a small request.
+            done: Called once all known pixels are prefilled.
         """
         began = self._clock()
         self._decoder.begin(slots, inputs)
         prefilled = self._decoder.prefill_lengths(inputs)
         prefilled = prefilled * np.where(inputs.twin == NO_SLOT, 1, 2)
         if not (pixels := int(prefilled.sum())):
+            done()
             return
-        prefill = _Prefill(pixels, int(prefilled[np.array(small)].sum()), began)
+        prefill = _Prefill(pixels, int(prefilled[np.array(small)].sum()), began, done)
         if self._decoder.max_in_flight > 1:
             self._in_flight.append(prefill)
         else:
@@ -138,6 +145,7 @@ class StepPipeline:
 
     def _charge_prefill(self, prefill: _Prefill, seconds: float) -> None:
         self.time_share.charge_prefill(prefill.pixels, prefill.small_pixels, seconds)
+        prefill.done()
 
     def _elapsed(self, synchronized: _Step | _Prefill) -> float:
         """Return the time since the launch or, if that is later, the previous synchronization."""

@@ -103,7 +103,7 @@ class AppState:
         return self.large_encode_pool if pixels > LARGE_IMAGE else self.encode_pool
 
     def open(self, checkpoints: Sequence[Checkpoint], opener: EngineFactory = open_engine) -> None:
-        """Open an engine for each checkpoint, which may compile for minutes, and serve all models.
+        """Open an engine for each checkpoint, then serve all models. Compiling may take minutes.
 
         If one cannot be opened, all are closed and ``failure`` says why.
 

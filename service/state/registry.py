@@ -142,7 +142,7 @@ class ModelRegistry:
             return [loaded.engine for loaded in (*self.served.values(), *self._replaced)]
 
     def find_generation(self, identifier: str) -> QueuedGeneration | None:
-        """Find a live or kept generation by its id, also one of a replaced model."""
+        """Find a live or kept generation by its id, including those of replaced models."""
         with self._lock:
             loaded = (*self.served.values(), *self._replaced)
             queues = [*(one.engine.queue for one in loaded), *self._kept]
@@ -162,28 +162,29 @@ class ModelRegistry:
     def open(
         self, checkpoints: Sequence[Checkpoint], opener: EngineFactory = open_engine
     ) -> dict[str, LoadedModel]:
-        """Open an engine for each checkpoint, which may compile for minutes. Serves none of them.
+        """Open an engine for each checkpoint without serving it yet. Compiling may take minutes.
 
         If one cannot be opened, all new ones are closed.
 
         Raises:
-            BackendError, ValueError: If a model cannot run, or if the slots of all models, also of
-                those that run already, need more memory than there is.
-            Exception: any other error of ``opener``.
+            BackendError, ValueError: If a model cannot run, or if the slots of all models,
+                including the running ones, need more memory than is free.
+            Exception: Any other error of ``opener``.
         """
         if self._budget is None:
             self._budget = slot_memory_budget()
         opened: dict[str, LoadedModel] = {}
+        engines: list[EngineProtocol] = []
         try:
             for checkpoint in checkpoints:
                 name = checkpoint.name
-                engine = opener(checkpoint, self._settings, self._metrics.observer(name))
-                opened[name] = LoadedModel(engine, checkpoint, int(time.time()))
+                engines.append(opener(checkpoint, self._settings, self._metrics.observer(name)))
+                opened[name] = LoadedModel(engines[-1], checkpoint, int(time.time()))
                 _check_guidance(opened[name])
                 # Each engine by itself found enough memory, because slots use it only later.
-                self._check_memory([*self.engines, *(one.engine for one in opened.values())])
+                self._check_memory([*self.engines, *engines])
         except BaseException:
-            close_all((one.engine for one in opened.values()), 0.0)
+            close_all(engines, 0.0)
             raise
         return opened
 

@@ -309,14 +309,14 @@ def test_hidden_files_are_ignored(tmp_path: Path) -> None:
 
 def test_default_model_has_the_fewest_steps(tmp_path: Path) -> None:
     for name, sizes in (
-        ("a", {"height": 5}), ("b", {"height": 4}), ("c", {"height": 4}),
+        ("a", {"height": 5}), ("b-paper", {"height": 4}), ("b", {"height": 4}),
         ("d", {"height": 2, "channels": 3, "order": "subpixel"}),
     ):  # fmt: skip
         network = random_network(tiny_config(**sizes))
         save_checkpoint(tmp_path / f"{name}.safetensors", network, {})
-    assert [c.name for c in load_checkpoints(tmp_path)] == ["b", "c", "a", "d"]
-    assert [c.name for c in load_checkpoints(tmp_path, ["c", "b"])] == ["c", "b"]
-    with pytest.raises(CheckpointError, match=r"no model 'e' in .*; there are: a, b, c, d"):
+    assert [c.name for c in load_checkpoints(tmp_path)] == ["b", "b-paper", "a", "d"]
+    assert [c.name for c in load_checkpoints(tmp_path, ["b-paper", "b"])] == ["b-paper", "b"]
+    with pytest.raises(CheckpointError, match=r"no model 'e' in .*; there are: a, b-paper, b, d"):
         load_checkpoints(tmp_path, ["a", "e"])
     with pytest.raises(CheckpointError, match="'a' is given twice"):
         load_checkpoints(tmp_path, ["a", "b", "a"])

@@ -150,11 +150,11 @@ def test_back_closes_viewer(visit: Open) -> None:
     expect(page.locator("#viewer")).to_be_hidden()
 
 
-@pytest.mark.parametrize("view", ["draw", "complete"])
+@pytest.mark.parametrize("view", ["draw", "complete", "watch"])
 def test_unknown_class_is_reported(visit: Open, view: str) -> None:
     image = base64.urlsafe_b64encode(encode(random_picture())).decode().rstrip("=")
     requested = f"#{view}?model=grey&n=1&seed=3&label=dragon"
-    link = requested if view == "draw" else f"{requested}&image={image}"
+    link = f"{requested}&image={image}" if view == "complete" else requested
     page = visit(link)
     alert = page.locator(f"#{view} [role=alert]")
     expect(alert).to_have_text("This model has no class “dragon”.")

@@ -96,11 +96,15 @@ function backoff(tries) {
 /** Wait; reject if the signal aborts. */
 export function pause(seconds, signal) {
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, 1000 * seconds);
-    signal?.addEventListener("abort", () => {
+    const onAbort = () => {
       clearTimeout(timer);
       reject(signal.reason);
-    }, { once: true });
+    };
+    const timer = setTimeout(() => {
+      signal?.removeEventListener("abort", onAbort);
+      resolve();
+    }, 1000 * seconds);
+    signal?.addEventListener("abort", onAbort, { once: true });
   });
 }
 

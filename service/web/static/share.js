@@ -33,7 +33,12 @@ async function copyText(text) {
 export async function shareLink(link, text) {
   const url = toUrl(link);
   if (!hasShareDialog()) return copyText(text ? `${text} ${url}` : url);
-  await navigator.share({ title: "Scanline", text, url }).catch(() => {}); // the visitor cancelled
+  try {
+    await navigator.share({ title: "Scanline", text, url });
+  } catch (error) {
+    // An AbortError means that the visitor cancelled.
+    if (error.name !== "AbortError") return copyText(text ? `${text} ${url}` : url);
+  }
   return false;
 }
 

@@ -9,20 +9,24 @@ class GenerationAborted extends Error {}
 async function* readEvents(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const blocks = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const event = { name: "message", id: null, data: null };
-      for (const line of block.split("\n")) {
-        if (line.startsWith("event: ")) event.name = line.slice(7);
-        else if (line.startsWith("id: ")) event.id = line.slice(4);
-        else if (line.startsWith("data: ")) event.data = JSON.parse(line.slice(6));
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const blocks = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const event = { name: "message", id: null, data: null };
+        for (const line of block.split("\n")) {
+          if (line.startsWith("event: ")) event.name = line.slice(7);
+          else if (line.startsWith("id: ")) event.id = line.slice(4);
+          else if (line.startsWith("data: ")) event.data = JSON.parse(line.slice(6));
+        }
+        if (event.data) yield event;
       }
-      if (event.data) yield event;
     }
+  } finally {
+    reader.cancel().catch(() => {}); // if the caller stops early, so does the server
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { describeError, isUnavailable } from "./api.js";
 import { DiceStage } from "./dice-stage.js";
-import { invalidSeedMessage, parseSeed } from "./fields.js";
+import { invalidSeedMessage, parseSeed, resolveClass, unknownClassMessage } from "./fields.js";
 import { ShareBar } from "./share.js";
 import { StatusPanel } from "./status.js";
 
@@ -33,6 +33,11 @@ export class WatchView {
   open(fields) {
     if (fields.has("seed") && parseSeed(fields) === null) {
       this.status.showError(invalidSeedMessage(fields.get("seed")));
+      return null;
+    }
+    const label = resolveClass(this.model, fields.get("label") ?? "");
+    if (label && !this.model.classes.includes(label)) {
+      this.status.showError(unknownClassMessage(label));
       return null;
     }
     const named = ["seed", "label", "temperature", "guidance", "top_p"].some((name) => fields.has(name));

@@ -216,6 +216,14 @@ def test_models_become_available_together(monkeypatch: pytest.MonkeyPatch) -> No
     app_state.open(two, breaking)
     assert (app_state.failure, app_state.models, closed) == ("no room", {}, ["one"])
 
+    def fail(*_: object) -> None:
+        raise BackendError("no memory for scores")
+
+    monkeypatch.setattr("scanline.service.state.registry.likelihood_network", fail)
+    app_state, _ = build()
+    app_state.open(two, breaking)
+    assert (app_state.failure, closed) == ("no memory for scores", ["one", "one"])
+
 
 def test_models_that_do_not_fit_into_memory_together_are_refused(
     monkeypatch: pytest.MonkeyPatch,

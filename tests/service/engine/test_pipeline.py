@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -343,16 +344,22 @@ def test_a_prefill_is_waited_for_once_a_step_is_queued_behind_it() -> None:
     first, all_slots = np.array([0], np.int32), np.arange(3, dtype=np.int32)
     pipeline.begin([0], known_inputs([0]), [False])
     pipeline.launch([(first, 1)], small=False)
-    pipeline.begin([1, 2], known_inputs([5, 2]), [False, False])
+    done: list[float] = []
+    report = partial(done.append, 1.0)
+    pipeline.begin([1, 2], known_inputs([5, 2]), [False, False], report)
     assert pipeline.in_flight == 1
     pipeline.synchronize(1)
     assert decoder.positions[:3].tolist() == [0, 0, 0]
+    assert not done
     pipeline.launch([(all_slots, 1)], small=False)
     pipeline.synchronize(1)
     assert decoder.positions[:3].tolist() == [1, 5, 0]
+    assert done == [1.0]
     assert pipeline.in_flight == 1
     pipeline.synchronize(0)
     assert decoder.positions[:3].tolist() == [2, 6, 1]
+    pipeline.begin([0], known_inputs([2]), [False], report)  # too few pixels to prefill
+    assert done == [1.0, 1.0]
 
 
 def test_the_rate_of_prefills_is_measured_on_the_device() -> None:

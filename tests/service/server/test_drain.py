@@ -83,6 +83,18 @@ def test_draining_waits_for_replies_being_encoded(
         until(lambda: server.should_exit, "the end")
 
 
+def test_a_signal_may_interrupt_the_event_loop_while_it_holds_a_lock() -> None:
+    with process(DEADLINE) as (server, app_state, _):
+        with app_state.registry._lock:
+            interrupt = threading.Thread(
+                target=server.handle_exit, args=(signal.SIGTERM, None), daemon=True
+            )
+            interrupt.start()
+            interrupt.join(DEADLINE)
+            assert not interrupt.is_alive()
+        until(lambda: server.should_exit, "the end")
+
+
 def test_a_reply_that_outlasts_the_drain_is_503(
     encoding: tuple[threading.Event, threading.Event],
 ) -> None:

@@ -12,7 +12,7 @@ const SECONDS_PER_IMAGE = 8;
 /** Draws an image and shows what linear and softmax attention read for each pixel. */
 export class MemoryScene {
   constructor(element, onStatus, onError) {
-    this.onStatus = onStatus;
+    Object.assign(this, { element, onStatus });
     this.player = new Player(element.querySelector("canvas"), (position) => this.showCounts(position));
     [this.linearMeter, this.softmaxMeter] = element.querySelectorAll(".meter");
     this.texts = element.querySelectorAll("[data-attention]");
@@ -22,6 +22,7 @@ export class MemoryScene {
 
   start(model, signal) {
     Object.assign(this, { model, signal });
+    this.element.hidden = model.attention.startsWith("lsh"); // reads neither one state nor everything
     for (const text of this.texts) text.hidden = text.dataset.attention !== model.attention;
     this.player.stop();
     this.player.reset(model);
