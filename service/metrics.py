@@ -48,62 +48,77 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self.replicas: list[ReplicaMetrics] = []  # in a cluster, one for each model
-        one, finished = ["model"], ["model", "finish_reason"]
-        own = self._registry
+        self._add_drawing_metrics()
+        self._add_request_metrics()
+        self._add_server_metrics()
+        self._registry.register(_Gauges(engines))
+        versions = {
+            "version": __version__, "python": platform.python_version(), "torch": version("torch")
+        }  # fmt: skip
+        Info("scanline_build", "Versions.", registry=self._registry).info(versions)
+        ProcessCollector(registry=self._registry)
+
+    def _add_drawing_metrics(self) -> None:
+        model_label, registry = ["model"], self._registry
         self.queue_seconds = Histogram(
             "scanline_queue_seconds",
             "From request to the first image admitted.",
-            one,
+            model_label,
             buckets=_WAIT_BUCKETS,
-            registry=own,
+            registry=registry,
         )
         self.first_pixel_seconds = Histogram(
             "scanline_first_pixel_seconds",
             "From request to the first pixel drawn.",
-            one,
+            model_label,
             buckets=_WAIT_BUCKETS,
-            registry=own,
+            registry=registry,
         )
         self.step_seconds = Histogram(
             "scanline_step_seconds",
             "One call of the decoder, which draws a few pixels of each image.",
-            one,
+            model_label,
             buckets=_STEP_BUCKETS,
-            registry=own,
+            registry=registry,
         )
-        self.pixels = Counter("scanline_pixels", "Pixels drawn.", one, registry=own)
-        self.images = Counter("scanline_images", "Images finished.", finished, registry=own)
+        self.pixels = Counter("scanline_pixels", "Pixels drawn.", model_label, registry=registry)
+        self.images = Counter(
+            "scanline_images", "Images finished.", ["model", "finish_reason"], registry=registry
+        )
         self.redrawn = Counter(
             "scanline_redrawn_images",
             "Images that another replica drew again because theirs failed.",
-            one,
-            registry=own,
+            model_label,
+            registry=registry,
         )
         self.generation_seconds = Histogram(
             "scanline_generation_seconds",
             "From request to the last image of complete generations.",
-            one,
+            model_label,
             buckets=_WAIT_BUCKETS,
-            registry=own,
+            registry=registry,
         )
+
+    def _add_request_metrics(self) -> None:
+        registry = self._registry
         self.requests = Counter(
             "scanline_requests",
             "HTTP requests answered.",
             ["route", "method", "status"],
-            registry=own,
+            registry=registry,
         )
         self.request_seconds = Histogram(
             "scanline_request_seconds",
             "From a request's headers to the end of its reply.",
             ["route", "method"],
             buckets=_WAIT_BUCKETS,
-            registry=own,
+            registry=registry,
         )
         self.refused = Counter(
             "scanline_refused",
             "Requests refused, by the code of the error.",
             ["reason"],
-            registry=own,
+            registry=registry,
         )
         # Created now, because an increase from nothing to 1 is no increase for Prometheus's rate().
         for code in (
@@ -122,26 +137,29 @@ class Metrics:
             "scanline_quota_pixels",
             "Pixels counted towards the quota, by API key (empty without keys).",
             ["key"],
-            registry=own,
+            registry=registry,
         )
+
+    def _add_server_metrics(self) -> None:
+        registry = self._registry
         self.model_changes = Counter(
             "scanline_model_changes",
             "Models added, replaced or removed without a restart, and files that failed to load.",
             ["change"],
-            registry=own,
+            registry=registry,
         )
         for change in ("added", "replaced", "removed", "failed"):
             self.model_changes.labels(change)
         self.open_streams = Gauge(
-            "scanline_open_streams", "Streams of events being sent.", registry=own
+            "scanline_open_streams", "Streams of events being sent.", registry=registry
         )
-        self.connections = Gauge("scanline_connections", "Open connections.", registry=own)
+        self.connections = Gauge("scanline_connections", "Open connections.", registry=registry)
         self._work = Gauge(
             "scanline_waiting_work",
             "Tasks that wait for a thread: scores, uploads, replies, and replies with enlarged "
             "images.",
             ["kind"],
-            registry=own,
+            registry=registry,
         )
         self.connections_closed = Counter(
             "scanline_connections_turned_away",
@@ -149,15 +167,10 @@ class Metrics:
             "one), share (busy, of the client with the most, closed for a new one), late (request "
             "took too long), unread (reply not read), left (client disconnected).",
             ["reason"],
-            registry=own,
+            registry=registry,
         )
         for reason in ("full", "crowded", "share", "late", "unread", "left"):
             self.connections_closed.labels(reason)
-        self._registry.register(_Gauges(engines))
-        Info("scanline_build", "Versions.", registry=own).info(
-            {"version": __version__, "python": platform.python_version(), "torch": version("torch")}
-        )
-        ProcessCollector(registry=own)
 
     def watch_queues(self, **waiting: Callable[[], int]) -> None:
         """Show at each scrape how many tasks of each kind wait."""
@@ -174,7 +187,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
-        return generate_latest(_Labelled(self._registry, self.replicas))
+        return generate_latest(_ReplicaMetricsCollector(self._registry, self.replicas))
 
 
 class ModelMetrics:
@@ -221,22 +234,22 @@ class ModelMetrics:
         self._redrawn.inc(images)
 
 
-class _Labelled(Collector):
+class _ReplicaMetricsCollector(Collector):
     """Collector that shows the replicas' decoder metrics instead of the server's."""
 
-    def __init__(self, whole: Collector, replicas: Sequence[ReplicaMetrics]) -> None:
-        self._whole, self._replicas = whole, replicas
+    def __init__(self, registry: Collector, replicas: Sequence[ReplicaMetrics]) -> None:
+        self._registry, self._replicas = registry, replicas
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._whole.collect():
+        for metric in self._registry.collect():
             if self._replicas and metric.name in _DECODER_METRICS:
                 metric.samples = [
                     sample._replace(labels={**sample.labels, "replica": replica})
                     for of_model in self._replicas
-                    for replica, metrics in of_model().items()
-                    for one in metrics
-                    if one.name == metric.name
-                    for sample in one.samples
+                    for replica, replica_metrics in of_model().items()
+                    for replica_metric in replica_metrics
+                    if replica_metric.name == metric.name
+                    for sample in replica_metric.samples
                 ]
             yield metric
 

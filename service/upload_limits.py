@@ -19,7 +19,7 @@ from scanline.model.images import ImageError, open_image
 from scanline.model.png import SIGNATURE as PNG
 from scanline.model.png import iterate_chunks
 
-MAX_PIXELS = 2**22  # 2048 × 2048, the largest reply, after a JPEG has been scaled down
+MAX_PIXELS = 2**22  # 2048 × 2048, the largest image in a reply, after scaling down a JPEG
 MAX_REDUCED_PIXELS = 2**24  # of a JPEG that is scaled down while it is decoded
 MAX_PARTS = 10_000  # segments, chunks or blocks in a file; encoders write some hundreds
 MAX_PADDING_BYTES = 10_000  # meaningless bytes before the pixels, which Pillow reads in Python
@@ -53,7 +53,6 @@ def open_upload(
     param: str = "image",
     check_size: CheckSize | None = None,
     needed: int | None = None,
-    max_pixels: int = MAX_PIXELS,
 ) -> Image.Image:
     """Decode an uploaded image within the limits.
 
@@ -63,7 +62,6 @@ def open_upload(
         check_size: Function that raises ``ImageError`` if the width and height are wrong.
         needed: Pixels per side that suffice because the image will be scaled down; a JPEG is then
             decoded at 1/2, 1/4 or 1/8 of its size.
-        max_pixels: Largest number of pixels to decode.
 
     Raises:
         ImageError: If the image exceeds a limit, is damaged, or has a wrong size.
@@ -73,13 +71,13 @@ def open_upload(
         width, height = image.size
         _check_exif(len(image.info.get("exif", b"")), param)
         jpeg = isinstance(image, JpegImageFile)  # or MPO, a subclass, which phones write
-        _check_pixels(width, height, MAX_REDUCED_PIXELS if jpeg and needed else max_pixels)
+        _check_pixels(width, height, MAX_REDUCED_PIXELS if jpeg and needed else MAX_PIXELS)
         if check_size is not None:
             check_either_way_up(check_size, width, height)
         if jpeg:
             if needed is not None:
                 image.draft(None, (needed, needed))
-                _check_pixels(*image.size, max_pixels)
+                _check_pixels(*image.size, MAX_PIXELS)
             return
         decoders = {tile[0] for tile in image.tile}
         slow = width * height > MAX_PYTHON_DECODED_PIXELS and decoders & Image.DECODERS.keys()

@@ -161,8 +161,8 @@ def check_resume_options(
     size: int | None,
     grey: bool,
     start_from: Path | None,
-    hold_out: int | None = None,
-    held_out: int | None = None,
+    hold_out: int | None,
+    held_out: int | None,
 ) -> None:
     """Raise ``ValueError`` if the options contradict the run to resume.
 

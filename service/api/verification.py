@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, BinaryIO, NamedTuple
 
 from fastapi import APIRouter, Depends, Form, Request, Response
@@ -29,7 +28,7 @@ from scanline.service.http.disconnect import watch_client
 from scanline.service.http.errors import ApiError, not_ready
 from scanline.service.http.forms import FormRoute
 from scanline.service.http.responses import json_response
-from scanline.service.images import MAX_SIDE, read_masked_image
+from scanline.service.images import read_masked_image
 from scanline.service.recipes.recipe import Recipe
 from scanline.service.recipes.verification import (
     Saved,
@@ -47,8 +46,6 @@ from scanline.service.recipes.verification import (
 from scanline.service.state.app_state import AppState
 from scanline.service.state.registry import LoadedModel
 from scanline.service.upload_limits import open_upload
-
-MAX_PICTURE_PIXELS = MAX_SIDE**2  # the largest enlarged image that this server draws
 
 router = APIRouter(prefix="/v1", dependencies=BODY_DEPENDENCIES, route_class=FormRoute)
 
@@ -110,8 +107,7 @@ class _Upload(NamedTuple):
 
 def _read(app_state: AppState, file: BinaryIO) -> _Upload | Verification:
     """Read a picture, and find its model; return the verdict if it cannot be drawn again."""
-    open_image = partial(open_upload, max_pixels=MAX_PICTURE_PIXELS)
-    recipe, pixels = read_picture(file, open_image)
+    recipe, pixels = read_picture(file, open_upload)
     if recipe is None:
         return no_recipe()
     loaded = _find(app_state, recipe)

@@ -12,9 +12,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from scanline.service.http.errors import ApiError
 from scanline.service.http.paths import route_path
 
+PREFIX = "/v1/"  # path below which a key is required
+
 
 class ApiKeyMiddleware:
-    """Refuses requests below ``prefix`` that lack an API key, before their body is read.
+    """Refuses requests below ``PREFIX`` that lack an API key, before their body is read.
 
     The key's name, which reveals nothing of the key, becomes the request's ``caller`` and is
     logged.
@@ -22,16 +24,15 @@ class ApiKeyMiddleware:
     Args:
         app: The application.
         keys: The valid keys.
-        prefix: Path below which a key is required.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], prefix: str = "/v1/") -> None:
-        self.app, self._prefix = app, prefix
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self.app = app
         self._names = {key.encode(): f"key_{_digest(key.encode())[:8]}" for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] == "http" and route_path(scope).startswith(self._prefix):
+        if scope["type"] == "http" and route_path(scope).startswith(PREFIX):
             # Starlette decodes headers as Latin-1; a key may be any text in UTF-8.
             header = Headers(scope=scope).get("authorization", "").encode("latin-1")
             scheme, _, key = header.partition(b" ")
