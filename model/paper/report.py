@@ -61,12 +61,11 @@ class Report:
             self.facts["hardware"] = saved["hardware"]
             self.rows = saved["rows"]
 
-    def row(self, key: str, make: Callable[[], Row]) -> Row:
-        """Return the row with this key, measuring and saving it if it does not exist yet."""
-        if not self.has(key):
-            self.rows[key] = make()
-            self._write()
-        return self.rows[key]
+    def measure(self, key: str, make: Callable[[], Row]) -> Row:
+        """Measure the row with this key, save it, and return it."""
+        row = self.rows[key] = make()
+        self._write()
+        return row
 
     def has(self, key: str) -> bool:
         """Return True if the row with this key exists and is finished."""

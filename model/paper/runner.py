@@ -56,7 +56,6 @@ def run_units(
         ValueError: there is no such unit, this machine lacks what it needs, it holds rows of other
             settings, or another process is using it.
     """
-    device = device_here()
     settings = experiment.settings(mode, data_dir)
     known = experiment.units(settings)
     if unknown := [unit for unit in units if unit not in known]:
@@ -70,29 +69,46 @@ def run_units(
     home = folder / mode / experiment.name
     reports = []
     for unit in chosen:
-        scratch = home / unit
-        try:
-            with run_lock(scratch):  # two processes would overwrite each other's rows
-                report = Report(home, unit, asdict(settings))
-                wanted = [] if report.complete else [
-                    *experiment.rows(unit, settings, report, data_dir, device)
-                ]  # fmt: skip
-                left = [(key, make) for key, make in wanted if not report.has(key)]
-                now = left[:rows]
-                with show_progress(len(now), "row", desc=f"{experiment.name} {unit}") as bar:
-                    for key, make in now:
-                        bar.set_postfix_str(key)
-                        report.row(key, make)
-                        bar.update()
-                if wanted and len(now) == len(left):
-                    report.finish()
-                    shutil.rmtree(scratch)  # states of trainings, which are not needed any more
-        finally:
-            with contextlib.suppress(OSError):  # not empty if a training was interrupted
-                scratch.rmdir()
+        report, measured = _run_unit(experiment, unit, settings, home, data_dir, rows)
         reports.append(report)
         if rows is not None:
-            rows -= len(now)
+            rows -= measured
             if rows == 0:
                 break
     return reports
+
+
+def _run_unit(
+    experiment: Experiment[Any],
+    unit: str,
+    settings: Any,
+    folder: Path,
+    data_dir: Path | None,
+    max_rows: int | None,
+) -> tuple[Report, int]:
+    """Measure the remaining rows of a unit, at most ``max_rows`` of them.
+
+    Returns:
+        The unit's report, and the number of rows measured.
+    """
+    scratch = folder / unit
+    try:
+        with run_lock(scratch):  # two processes would overwrite each other's rows
+            report = Report(folder, unit, asdict(settings))
+            rows = [] if report.complete else [
+                *experiment.rows(unit, settings, report, data_dir, device_here())
+            ]  # fmt: skip
+            remaining = [(key, make) for key, make in rows if not report.has(key)]
+            chosen = remaining[:max_rows]
+            with show_progress(len(chosen), "row", desc=f"{experiment.name} {unit}") as bar:
+                for key, make in chosen:
+                    bar.set_postfix_str(key)
+                    report.measure(key, make)
+                    bar.update()
+            if rows and len(chosen) == len(remaining):
+                report.finish()
+                shutil.rmtree(scratch)  # states of trainings, which are not needed any more
+    finally:
+        with contextlib.suppress(OSError):  # not empty if a training was interrupted
+            scratch.rmdir()
+    return report, len(chosen)

@@ -35,7 +35,7 @@ def test_unit_trains_on_whole_images_and_resumes(kind: str, tmp_path: Path) -> N
     write_mnist(tmp_path / "data" / "mnist")
     report = Report(tmp_path / "out", kind, asdict(TABLE))
     ((key, make),) = TABLE1.rows(kind, TABLE, report, tmp_path / "data", CPU)
-    row = report.row(key, make)
+    row = report.measure(key, make)
     images = len(load_dataset("mnist", "train", tmp_path / "data"))
     assert row["steps"] * 2 == 2 * images
     assert row["evaluations"][0]["images_seen"] == 4

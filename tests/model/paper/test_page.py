@@ -72,7 +72,7 @@ def write(
         unit = row.get("kind") or f"{row['device']}-{row['data']}-{row['method']}"
         settings = asdict(EXPERIMENTS[name].settings(mode, None))
         report = Report(folder / mode / name, unit, settings)
-        report.row(key, lambda row=row: row)  # type: ignore[misc]
+        report.measure(key, lambda row=row: row)  # type: ignore[misc]
         if finish:
             report.finish()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,21 +12,15 @@ from scanline.model.paper.report import Report, read
 from scanline.model.training.run_lock import run_lock
 
 
-def test_report_measures_each_row_once_across_interruptions(tmp_path: Path) -> None:
-    made: list[str] = []
-
-    def make(name: str) -> dict[str, Any]:
-        made.append(name)
-        return {"kind": name}
-
+def test_report_keeps_its_rows_across_interruptions(tmp_path: Path) -> None:
     report = Report(tmp_path, "linear", {"quick": True, "sizes": (1, 2)})
-    assert report.row("a", lambda: make("a")) == {"kind": "a"}
+    assert report.measure("a", lambda: {"kind": "a"}) == {"kind": "a"}
     with pytest.raises(KeyboardInterrupt):
-        report.row("b", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        report.measure("b", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     again = Report(tmp_path, "linear", {"quick": True, "sizes": (1, 2)})
-    again.row("a", lambda: make("a"))
-    again.row("b", lambda: make("b"))
-    assert made == ["a", "b"]
+    assert again.has("a")
+    assert not again.has("b")
+    again.measure("b", lambda: {"kind": "b"})
     saved = read(tmp_path / "linear.json")
     assert saved["rows"] == {"a": {"kind": "a"}, "b": {"kind": "b"}}
     assert saved["hardware"]["threads"] == torch.get_num_threads()
@@ -44,7 +37,7 @@ def test_unfinished_row_is_saved_and_measured_again(tmp_path: Path) -> None:
     again = Report(tmp_path, "linear", {})
     assert again.rows == {"a": {"loss": 2, "unfinished": True}}
     assert not again.has("a")
-    assert again.row("a", lambda: {"loss": 1}) == {"loss": 1}
+    assert again.measure("a", lambda: {"loss": 1}) == {"loss": 1}
     assert Report(tmp_path, "linear", {}).has("a")
 
 
@@ -53,7 +46,7 @@ def test_complete_report_of_another_machine_is_kept(
 ) -> None:
     for unit in ("complete", "incomplete"):
         report = Report(tmp_path, unit, {})
-        report.row("a", lambda: {"loss": 1})
+        report.measure("a", lambda: {"loss": 1})
     Report(tmp_path, "complete", {}).finish()
     before = (tmp_path / "complete.json").read_bytes()
     monkeypatch.setattr("scanline.model.paper.report.hardware", lambda: {"cpu": "another"})
@@ -68,7 +61,7 @@ def test_complete_report_of_another_machine_is_kept(
 def test_report_rejects_rows_that_cannot_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Report(tmp_path, "linear", {"quick": True}).row("a", dict)
+    Report(tmp_path, "linear", {"quick": True}).measure("a", dict)
     with pytest.raises(ValueError, match=r"linear.json holds rows of other settings: choose"):
         Report(tmp_path, "linear", {"quick": False})
     with (

@@ -11,7 +11,7 @@ from scanline.model.paper.result_files import read_results
 
 
 def write(folder: Path, unit: str, settings: int = 1) -> None:
-    Report(folder, unit, {"size": settings}).row(f"train {unit}", lambda: {"kind": unit})
+    Report(folder, unit, {"size": settings}).measure(f"train {unit}", lambda: {"kind": unit})
 
 
 def test_units_are_ordered_as_in_the_tables(tmp_path: Path) -> None:
