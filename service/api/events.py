@@ -111,19 +111,31 @@ async def stream_events(
             await wait_for_change(generation, client, deadline - loop.time(), version)
             if loop.time() < deadline:  # changed, though perhaps by less than a whole row
                 continue
-            if (position := waiting_position()) is not None:
-                ahead, seconds = position
-                waiting = Waiting(queue_position=ahead, estimated_seconds=round(seconds, 1))
-                yield sse_event("waiting", waiting)
-            else:
-                yield KEEP_ALIVE_COMMENT
+            yield _idle_event(waiting_position())
             last_sent = loop.time()
+    yield _final_event(generation)
+
+
+def _idle_event(waiting_position: tuple[int, float] | None) -> bytes:
+    """Return a ``waiting`` event if the generation waits, otherwise a comment.
+
+    Args:
+        waiting_position: Number of images queued before the generation, and the estimated seconds.
+    """
+    if waiting_position is None:
+        return KEEP_ALIVE_COMMENT
+    ahead, seconds = waiting_position
+    waiting = Waiting(queue_position=ahead, estimated_seconds=round(seconds, 1))
+    return sse_event("waiting", waiting)
+
+
+def _final_event(generation: Generation) -> bytes:
+    """Return the ``completed`` or ``error`` event of a finished generation."""
     if error := generation_error(generation):
-        yield sse_event("error", error.reply, END_ID)
-    else:
-        usage, warnings = Usage.of(generation), generation.warnings
-        completed = Completed(id=generation.id, usage=usage, warnings=warnings)
-        yield sse_event("completed", completed, END_ID)
+        return sse_event("error", error.reply, END_ID)
+    usage, warnings = Usage.of(generation), generation.warnings
+    completed = Completed(id=generation.id, usage=usage, warnings=warnings)
+    return sse_event("completed", completed, END_ID)
 
 
 def _in_chunks(events: Iterator[bytes]) -> Iterator[bytes]:
