@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from scanline.model.config import PRESETS, ModelConfig
-from scanline.model.data.dataset import Dataset, load_dataset
+from scanline.model.data.dataset import Dataset
+from scanline.model.data.published_sets import load_dataset
 from scanline.model.evaluation.likelihood import evaluate
 from scanline.model.network import LinearTransformer
 from scanline.model.paper.budget import Budget, History, Marks, train

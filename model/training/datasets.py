@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scanline.model.config import CIFAR10_CLASSES, DIGITS, PRESETS, ModelConfig
-from scanline.model.data.dataset import Dataset, content_order, load_dataset, split_validation
+from scanline.model.data.dataset import Dataset, content_order, split_validation
 from scanline.model.data.download import SOURCES, DataError
 from scanline.model.data.image_folder import load_image_folder
+from scanline.model.data.published_sets import load_dataset
 from scanline.model.evaluation.likelihood import check_image_shape
 from scanline.model.training.resume import dataset_fingerprint
 

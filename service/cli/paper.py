@@ -64,7 +64,7 @@ def _run(
 ) -> None:
     import torch
 
-    from scanline.model.data.dataset import load_dataset
+    from scanline.model.data.published_sets import load_dataset
     from scanline.model.paper.runner import EXPERIMENTS, run_units
 
     if quick and full:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from scanline.model.config import CIFAR10_CLASSES
-from scanline.model.data.dataset import Dataset, load_dataset
+from scanline.model.data.dataset import Dataset
+from scanline.model.data.published_sets import load_dataset
 
 SIDE = 32  # images per side of a mosaic
 PER_MOSAIC = SIDE * SIDE

@@ -15,7 +15,7 @@ from scanline.kernels.native.abi import PRECISIONS, Precision
 from scanline.kernels.native.cpu import cpu_isas, machine_isas
 from scanline.model.checkpoint import SHIPPED_WEIGHTS, find_checkpoints, load_checkpoint
 from scanline.model.config import ModelConfig
-from scanline.model.data.dataset import load_dataset
+from scanline.model.data.published_sets import load_dataset
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.native import NativeDecoder
 from tests.conftest import assert_close, isa_params, tiny_config, use_fast_build

@@ -1,216 +1,12 @@
-"""Tests of reading MNIST and CIFAR-10, and of validation splits."""
+"""Tests of data sets and validation splits."""
 
-import hashlib
-import json
-import logging
-import lzma
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from scanline.model.data import dataset as data
-from scanline.model.data import download
-from scanline.model.data.dataset import Dataset
-from scanline.model.data.download import DataError, MissingDataError
-from tests.dataset_files import (
-    PACKERS,
-    cifar_batch,
-    hide_other_data,
-    idx,
-    mnist_arrays,
-    write_archive,
-    write_cifar,
-    write_mnist,
-)
-
-
-@pytest.fixture(autouse=True)
-def _no_other_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide data sets of this machine from all tests but those of the real data."""
-    if not request.node.name.startswith("test_real"):
-        hide_other_data(monkeypatch)
-
-
-# Published formats
-
-
-@pytest.mark.parametrize("suffix", PACKERS)
-@pytest.mark.parametrize("folder", ["mnist", "MNIST/raw", "."])
-def test_mnist_is_read_from_every_layout_and_compression(
-    tmp_path: Path, suffix: str, folder: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    images, labels = write_mnist(tmp_path / folder, suffix)
-    with caplog.at_level(logging.INFO, "scanline.data"):
-        dataset = data.load_dataset("mnist", "train", tmp_path)
-    assert "6 records, not the published 60000" in caplog.text
-    assert dataset.images.shape == (6, 28, 28, 1)
-    np.testing.assert_array_equal(dataset.images[..., 0], images)
-    assert dataset.labels is not None
-    assert dataset.labels.dtype == np.int64
-    np.testing.assert_array_equal(dataset.labels, labels)
-    assert dataset.classes == tuple("0123456789")
-    assert dataset.note == "6 images that are not the published set"
-    assert dataset.images.flags.writeable  # torch.from_numpy warns about read-only arrays
-
-
-def test_compression_is_detected_and_alternative_spelling_found(tmp_path: Path) -> None:
-    images, labels = mnist_arrays()
-    (tmp_path / "t10k-images.idx3-ubyte").write_bytes(lzma.compress(idx(images)))
-    (tmp_path / "t10k-labels.idx1-ubyte.gz").write_bytes(idx(labels))
-    assert len(data.load_dataset("mnist", "test", tmp_path)) == 6
-
-
-@pytest.mark.parametrize("suffix", PACKERS)
-@pytest.mark.parametrize("folder", ["cifar-10", "cifar10", "cifar-10-batches-bin", "."])
-def test_cifar10_is_read_from_every_layout_and_compression(
-    tmp_path: Path, suffix: str, folder: str
-) -> None:
-    images = write_cifar(tmp_path / folder, suffix)
-    train = data.load_dataset("cifar10", "train", tmp_path)
-    np.testing.assert_array_equal(train.images, images)  # channels last, batches in order
-    assert train.images.flags.c_contiguous
-    assert train.note == "25 images that are not the published set"
-    assert train.labels is not None
-    assert train.labels.tolist() == [(i + seed) % 10 for seed in range(1, 6) for i in range(5)]
-    assert train.classes[0] == "airplane"
-    assert train.classes[9] == "truck"
-    test = data.load_dataset("cifar10", "test", tmp_path)
-    np.testing.assert_array_equal(test.images, cifar_batch()[0])
-
-
-def test_cifar10_is_read_from_archive(tmp_path: Path) -> None:
-    batches = {f"data_batch_{i}.bin": cifar_batch(seed=i)[2] for i in (3, 1, 5, 2, 4)}
-    archive = tmp_path / "cifar-10" / "cifar-10-binary.tar.gz"
-    write_archive(archive, {"batches.meta.txt": b"airplane\n", **batches})
-    train = data.load_dataset("cifar10", "train", tmp_path)
-    np.testing.assert_array_equal(train.images[:5], cifar_batch(seed=1)[0])
-    np.testing.assert_array_equal(train.images[20:], cifar_batch(seed=5)[0])
-    assert list(archive.parent.iterdir()) == [archive]
-    with pytest.raises(DataError, match=r"lacks test_batch\.bin"):
-        data.load_dataset("cifar10", "test", tmp_path)
-    archive.write_bytes(archive.read_bytes()[:2000])
-    with pytest.raises(DataError, match="cannot be read"):
-        data.load_dataset("cifar10", "train", tmp_path)
-
-
-def test_archive_with_damaged_header_is_a_data_error(tmp_path: Path) -> None:
-    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"<html>not found</html>")
-    with pytest.raises(DataError, match="cannot be read"):
-        data.load_dataset("cifar10", "test", tmp_path)
-
-
-IMAGES, LABELS = mnist_arrays()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"images": idx(LABELS)}, "starts with 2049, but this IDX file must start with 2051"),
-        ({"images": b""}, "starts with 0, but this IDX file"),
-        ({"images": idx(IMAGES)[:10]}, "ends within its header"),
-        ({"images": idx(IMAGES)[:-1]}, r"4,719 bytes, but its header requires 4,720"),
-        ({"images": idx(IMAGES) + b"\0"}, r"4,721 bytes, but its header requires 4,720"),
-        ({"images": idx(IMAGES[:, :20, :24])}, "images of 20×24 pixels, but MNIST has 28×28"),
-        ({"images": idx(IMAGES[:0]), "labels": idx(LABELS[:0])}, "holds no records"),
-        ({"labels": idx(LABELS[:5])}, "5 labels for 6 images"),
-        ({"labels": idx(LABELS + np.uint8(5))}, "has a label 10, but labels are 0 to 9"),
-    ],
-)
-def test_wrong_mnist_file_is_rejected(
-    tmp_path: Path, changes: dict[str, bytes], message: str
-) -> None:
-    write_mnist(tmp_path, changes=changes)
-    with pytest.raises(DataError, match=message):
-        data.load_dataset("mnist", "test", tmp_path)
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".xz"])
-@pytest.mark.parametrize("damage", ["cut", "changed"])
-def test_damaged_compressed_file_is_rejected(tmp_path: Path, suffix: str, damage: str) -> None:
-    write_mnist(tmp_path, suffix)
-    path = tmp_path / f"train-images-idx3-ubyte{suffix}"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content if damage == "changed" else content[: len(content) // 2])
-    with pytest.raises(DataError, match=r"train-images.* is damaged .* Delete it"):
-        data.load_dataset("mnist", "train", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (cifar_batch()[2][:-1], "not a multiple of a CIFAR-10 record"),
-        (b"", "holds no records"),
-        (b"\x0a" + bytes(3072), "has a label 10"),
-    ],
-)
-def test_wrong_cifar10_file_is_rejected(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "test_batch.bin").write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        data.load_dataset("cifar10", "test", tmp_path)
-
-
-def test_wrong_checksum_is_rejected(tmp_path: Path) -> None:
-    zeros = np.zeros((10_000, 28, 28), np.uint8)
-    write_mnist(tmp_path, changes={"images": idx(zeros), "labels": idx(zeros[:, 0, 0])})
-    with pytest.raises(DataError, match=r"t10k-images.* is damaged.* Delete it, then"):
-        data.load_dataset("mnist", "test", tmp_path)
-    (tmp_path / "test_batch.bin").write_bytes(bytes(30_730_000))
-    with pytest.raises(DataError, match=r"test_batch\.bin is damaged"):
-        data.load_dataset("cifar10", "test", tmp_path)
-
-
-def test_approximate_records_are_left_out_with_a_note(tmp_path: Path) -> None:
-    write_cifar(tmp_path)
-    listing = tmp_path / "test_batch.inexact.json"
-    listing.write_text(json.dumps({"inexact_records": [3, 1]}))
-    test = data.load_dataset("cifar10", "test", tmp_path)
-    images, labels, _ = cifar_batch()
-    np.testing.assert_array_equal(test.images, images[[0, 2, 4]])
-    assert test.labels is not None
-    np.testing.assert_array_equal(test.labels, labels[[0, 2, 4]])
-    assert "3 exact test images; 2 approximate ones left out" in test.note
-    assert len(data.load_dataset("cifar10", "train", tmp_path)) == 25
-
-
-@pytest.mark.parametrize(
-    "listing", ["{", "[]", "{}", '{"inexact_records": [5]}', '{"inexact_records": [-1]}',
-                '{"inexact_records": ["1"]}', '{"inexact_records": [0, 1, 2, 3, 4]}',
-                '{"inexact_records": [1, 1]}'],
-)  # fmt: skip
-def test_invalid_list_of_approximate_records_is_rejected(tmp_path: Path, listing: str) -> None:
-    write_cifar(tmp_path)
-    (tmp_path / "test_batch.inexact.json").write_text(listing)
-    with pytest.raises(DataError, match=r"test_batch\.inexact\.json"):
-        data.load_dataset("cifar10", "test", tmp_path)
-
-
-def test_only_the_reconstructed_batch_needs_a_list_of_approximate_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = bytes(30_730_000)
-    (tmp_path / "test_batch.bin").write_bytes(content)
-    monkeypatch.setitem(data._SHA256, "test_batch.bin", hashlib.sha256(content).hexdigest())
-    with pytest.raises(DataError, match=r"copy their list, test_batch\.inexact\.json, into"):
-        data.load_dataset("cifar10", "test", tmp_path)
-    (tmp_path / "test_batch.inexact.json").write_text('{"inexact_records": [7, 9]}')
-    dataset = data.load_dataset("cifar10", "test", tmp_path)
-    assert dataset.note == "9,998 exact test images; 2 approximate ones left out"
-    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    monkeypatch.setattr(data, "_TEST_BATCH_MD5", digest)
-    published = data.load_dataset("cifar10", "test", tmp_path)
-    assert (len(published), published.note) == (10_000, "")
-
-
-@pytest.mark.parametrize(("name", "split"), [("mnist", "validation"), ("imagenet", "train")])
-def test_unknown_data_set_or_split_is_rejected(name: str, split: str) -> None:
-    with pytest.raises(DataError, match="choose mnist and cifar10, with train or test"):
-        data.load_dataset(name, split)
-
-
-# Data sets and splits
+from scanline.model.data.dataset import Dataset, content_order, split_validation
+from scanline.model.data.download import DataError
 
 
 def numbered(count: int, note: str = "") -> Dataset:
@@ -234,7 +30,7 @@ def test_dataset_checks_its_arrays() -> None:
 
 
 def test_split_is_deterministic_and_complete() -> None:
-    training, validation = data.split_validation(numbered(20, note="n"), 5, seed=3)
+    training, validation = split_validation(numbered(20, note="n"), 5, seed=3)
     assert training.note == validation.note == "n; validation: 5 of 20 images held out, seed 3"
     held, kept = validation.images.ravel().tolist(), training.images.ravel().tolist()
     # Fixed values: published figures depend on this split.
@@ -243,19 +39,19 @@ def test_split_is_deterministic_and_complete() -> None:
     assert kept == sorted(kept)
     assert validation.labels is not None
     assert validation.labels.tolist() == held
-    assert data.split_validation(numbered(20), 5, seed=4)[1].images.ravel().tolist() != held
+    assert split_validation(numbered(20), 5, seed=4)[1].images.ravel().tolist() != held
 
 
 def test_split_by_content_is_stable_when_images_are_added() -> None:
     few, more = numbered(20), numbered(30).take(np.arange(30)[::-1])
-    training, validation = data.split_validation(few, 5, seed=0, by_content=True)
+    training, validation = split_validation(few, 5, seed=0, by_content=True)
     held, kept = validation.images.ravel().tolist(), training.images.ravel().tolist()
-    assert held == data.content_order(few, 0)[:5].tolist() != sorted(held)
+    assert held == content_order(few, 0)[:5].tolist() != sorted(held)
     assert kept == sorted(set(range(20)) - set(held))
-    again = data.split_validation(more, 5, seed=0, by_content=True)
+    again = split_validation(more, 5, seed=0, by_content=True)
     assert not set(kept) & set(again[1].images.ravel().tolist())
     assert set(kept) <= set(again[0].images.ravel().tolist())
-    other = data.split_validation(few, 5, seed=1, by_content=True)[1]
+    other = split_validation(few, 5, seed=1, by_content=True)[1]
     assert set(other.images.ravel().tolist()) != set(held)
 
 
@@ -263,63 +59,18 @@ def test_split_by_content_is_stable_when_images_are_added() -> None:
 def test_split_by_content_keeps_equal_images_together(held: int) -> None:
     ten = numbered(10)
     twins = ten.take(np.repeat(np.arange(10), 2))
-    training, validation = data.split_validation(twins, held, seed=0, by_content=True)
+    training, validation = split_validation(twins, held, seed=0, by_content=True)
     of_training, of_validation = (set(d.images.ravel().tolist()) for d in (training, validation))
     assert not of_training & of_validation
     assert len(validation) == max(2, held // 2 * 2)
     assert f"validation: {len(validation)} of 20" in validation.note
-    again = data.split_validation(twins, len(validation), seed=0, by_content=True)[1]
+    again = split_validation(twins, len(validation), seed=0, by_content=True)[1]
     assert again.images.tolist() == validation.images.tolist()
     with pytest.raises(DataError, match="because they are all the same"):
-        data.split_validation(ten.take([0] * 5), 2, seed=0, by_content=True)
+        split_validation(ten.take([0] * 5), 2, seed=0, by_content=True)
 
 
 @pytest.mark.parametrize("held", [0, 20, 21, -1])
 def test_split_with_empty_part_is_rejected(held: int) -> None:
     with pytest.raises(DataError, match="cannot hold out"):
-        data.split_validation(numbered(20), held, seed=0)
-
-
-# Real data, if present
-
-
-def real(name: str, split: str) -> Dataset:
-    try:
-        return data.load_dataset(name, split)
-    except MissingDataError as error:
-        pytest.skip(f"real data absent: {error}")
-
-
-@pytest.mark.parametrize(("split", "count"), [("train", 60_000), ("test", 10_000)])
-def test_real_mnist(split: str, count: int) -> None:
-    dataset = real("mnist", split)
-    assert dataset.images.shape == (count, 28, 28, 1)
-    assert dataset.labels is not None
-    assert sorted(set(dataset.labels.tolist())) == list(range(10))
-    assert dataset.note == ""
-
-
-def test_real_cifar_test_batch() -> None:
-    dataset = real("cifar10", "test")
-    assert dataset.images.shape[1:] == (32, 32, 3)
-    assert dataset.labels is not None
-    counts = np.bincount(dataset.labels).tolist()
-    if dataset.note:  # the copy with approximate records: 22 ships and a horse
-        assert dataset.note == "9,977 exact test images; 23 approximate ones left out"
-        assert counts == [1000] * 7 + [999, 978, 1000]
-    else:
-        assert counts == [1000] * 10
-
-
-def test_real_cifar_training_batch() -> None:
-    try:
-        paths = download.find("cifar10", "train")
-    except MissingDataError as error:
-        pytest.skip(f"real data absent: {error}")
-    if paths[0].name == download.ARCHIVE:
-        pytest.skip("the archive is read as a whole, which takes too long here")
-    dataset = data._read_cifar(paths[0].parent, data._contents(["data_batch_1.bin"], paths[:1]))
-    assert dataset.images.shape == (10_000, 32, 32, 3)
-    assert dataset.labels is not None
-    assert dataset.labels[:5].tolist() == [6, 9, 9, 4, 1]  # frog, truck, truck, deer, automobile
-    assert "not the published" not in dataset.note
+        split_validation(numbered(20), held, seed=0)

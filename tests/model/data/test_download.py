@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from scanline.model.data import dataset as data
-from scanline.model.data import download
+from scanline.model.data import download, published_sets
 from scanline.model.data.download import DataError, MissingDataError, Source
+from scanline.model.data.published_sets import load_dataset
 from tests.dataset_files import (
     cifar_batch,
     hide_other_data,
@@ -41,7 +41,7 @@ def test_folders_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         images, labels = mnist_arrays(count)
         write_mnist(root / "mnist", changes={"images": idx(images), "labels": idx(labels)})
-        assert len(data.load_dataset("mnist", "test")) == count
+        assert len(load_dataset("mnist", "test")) == count
     (checkout / "data").rename(checkout / "hidden")
     (tmp_path / "shared/data").rename(tmp_path / "shared/hidden")
     for count, (name, cache, under) in enumerate(
@@ -51,18 +51,18 @@ def test_folders_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.Monke
         changes = {"images": idx(images), "labels": idx(labels)}
         write_mnist(tmp_path / under / "data" / "mnist", changes=changes)
         monkeypatch.setenv(name, str(tmp_path / cache))
-        assert len(data.load_dataset("mnist", "test")) == count
+        assert len(load_dataset("mnist", "test")) == count
     (tmp_path / "shared/hidden").rename(tmp_path / "shared/data")
     monkeypatch.setenv("SCANLINE_DATA_DIR", str(tmp_path / "home/.cache/scanline/data"))
-    assert len(data.load_dataset("mnist", "test")) == 1
-    assert len(data.load_dataset("mnist", "test", tmp_path / "shared/data")) == 2
+    assert len(load_dataset("mnist", "test")) == 1
+    assert len(load_dataset("mnist", "test", tmp_path / "shared/data")) == 2
     monkeypatch.setenv("SCANLINE_DATA_DIR", "~/.cache/scanline/data")
-    assert len(data.load_dataset("mnist", "test")) == 1
+    assert len(load_dataset("mnist", "test")) == 1
     monkeypatch.setenv(
         "SCANLINE_DATA_DIR", str(tmp_path / "empty")
     )  # set: no other folder is searched
     with pytest.raises(MissingDataError, match="empty"):
-        data.load_dataset("mnist", "test")
+        load_dataset("mnist", "test")
 
 
 def test_incomplete_folder_is_skipped_and_reported(
@@ -71,15 +71,15 @@ def test_incomplete_folder_is_skipped_and_reported(
     write_cifar(tmp_path / "cifar-10")
     (tmp_path / "cifar-10" / "data_batch_3.bin").unlink()
     with pytest.raises(MissingDataError, match=r"cifar-10 has some .* but not data_batch_3\.bin"):
-        data.load_dataset("cifar10", "train", tmp_path)
+        load_dataset("cifar10", "train", tmp_path)
     write_cifar(tmp_path / "cifar10")
     (tmp_path / "cifar10" / "data_batch_1.bin").unlink()
     with pytest.raises(
         MissingDataError, match=r"but not data_batch_3\.bin\)"
     ):  # the first incomplete folder
-        data.load_dataset("cifar10", "train", tmp_path)
+        load_dataset("cifar10", "train", tmp_path)
     write_cifar(tmp_path / "cifar10")
-    assert len(data.load_dataset("cifar10", "train", tmp_path)) == 25
+    assert len(load_dataset("cifar10", "train", tmp_path)) == 25
 
 
 # Downloads
@@ -148,9 +148,9 @@ def test_missing_data_set_is_downloaded_once(
 ) -> None:
     monkeypatch.setattr(download, "SOURCES", {"mnist": mnist_mirror.source()})
     with pytest.raises(MissingDataError, match="add --download"):
-        data.load_dataset("mnist", "train", tmp_path / "data")
-    assert len(data.load_dataset("mnist", "train", tmp_path / "data", download=True)) == 6
-    assert len(data.load_dataset("mnist", "test", tmp_path / "data", download=True)) == 6
+        load_dataset("mnist", "train", tmp_path / "data")
+    assert len(load_dataset("mnist", "train", tmp_path / "data", download=True)) == 6
+    assert len(load_dataset("mnist", "test", tmp_path / "data", download=True)) == 6
     assert len(mnist_mirror.requested) == 4
     folder = tmp_path / "data" / "mnist"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == mnist_mirror.files
@@ -163,7 +163,7 @@ def test_download_folder(
     monkeypatch.setenv("HOME", str(tmp_path))
     cache = tmp_path / ".cache" / "scanline" / "data"
     assert download.download("mnist", source=source) == cache / "mnist"
-    assert len(data.load_dataset("mnist", "test")) == 6
+    assert len(load_dataset("mnist", "test")) == 6
     monkeypatch.setenv("SCANLINE_DATA_DIR", str(tmp_path / "named"))
     assert download.download("mnist", source=source) == tmp_path / "named" / "mnist"
 
@@ -179,7 +179,7 @@ def test_only_missing_or_damaged_files_are_downloaded(tmp_path: Path, mnist_mirr
         "train-labels-idx1-ubyte.gz",
         "t10k-labels-idx1-ubyte.gz",
     }
-    assert len(data.load_dataset("mnist", "train", tmp_path)) == 6
+    assert len(load_dataset("mnist", "train", tmp_path)) == 6
 
 
 def test_cifar10_archive_is_downloaded_and_read(tmp_path: Path, mirror: Mirror) -> None:
@@ -187,7 +187,7 @@ def test_cifar10_archive_is_downloaded_and_read(tmp_path: Path, mirror: Mirror) 
     mirror.files = {"cifar-10-binary.tar.gz": (tmp_path / "a").read_bytes()}
     download.download("cifar10", tmp_path, source=mirror.source())
     assert (tmp_path / "cifar-10" / "cifar-10-binary.tar.gz").is_file()
-    assert len(data.load_dataset("cifar10", "test", tmp_path)) == 5
+    assert len(load_dataset("cifar10", "test", tmp_path)) == 5
 
 
 @pytest.mark.parametrize(
@@ -251,10 +251,10 @@ def test_read_only_folder_is_reported(tmp_path: Path, mirror: Mirror) -> None:
 
 def test_checksums_cover_all_files() -> None:
     for (name, _), files in download.FILES.items():
-        assert set(files) <= set(data._SHA256)
+        assert set(files) <= set(published_sets._SHA256)
         if name == "mnist":
             assert {f"{file}.gz" for file in files} <= set(download.SOURCES["mnist"].files)
-    digests = [*data._SHA256.values(), *download.SOURCES["mnist"].files.values()]
+    digests = [*published_sets._SHA256.values(), *download.SOURCES["mnist"].files.values()]
     digests += download.SOURCES["cifar10"].files.values()
     assert {len(digest) for digest in digests} == {64}
     assert len(set(digests)) == len(digests)

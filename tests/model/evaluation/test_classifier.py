@@ -11,7 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from scanline.model.data.dataset import Dataset, load_dataset
+from scanline.model.data.dataset import Dataset
+from scanline.model.data.published_sets import load_dataset
 from scanline.model.evaluation.classifier import (
     Classifier,
     ClassifierConfig,

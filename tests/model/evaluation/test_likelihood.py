@@ -70,7 +70,7 @@ def test_mismatched_data_is_rejected() -> None:
 
 
 def test_train_and_evaluate_on_real_images(tmp_path: Path, data_dir: Path) -> None:
-    from scanline.model.data.dataset import load_dataset
+    from scanline.model.data.published_sets import load_dataset
 
     data = load_dataset("mnist", "test", data_dir).take(slice(0, 24))
     config = ModelConfig(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scanline.model.config import PRESETS
-from scanline.model.data.dataset import load_dataset
+from scanline.model.data.published_sets import load_dataset
 from scanline.model.paper.budget import Marks
 from scanline.model.paper.image_tables import (
     TABLE1,

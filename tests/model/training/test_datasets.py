@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from scanline.model.config import PRESETS
-from scanline.model.data.dataset import Dataset, load_dataset, split_validation
+from scanline.model.data.dataset import Dataset, split_validation
+from scanline.model.data.published_sets import load_dataset
 from scanline.model.training import datasets
 from scanline.model.training.datasets import (
     DataSource,
