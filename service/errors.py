@@ -14,7 +14,7 @@ from scanline.model.images import ImageError
 from scanline.service.engine.generation import FinishReason, Generation
 from scanline.service.engine.idempotency import IdempotencyConflictError
 from scanline.service.engine.in_flight import TooManyInFlightError
-from scanline.service.engine.queue import ClosedError, QueueFullError
+from scanline.service.engine.queue_limits import ClosedError, QueueFullError
 from scanline.service.engine.quota import QuotaExceededError
 from scanline.service.http.bodies import describe_json_error
 from scanline.service.http.disconnect import ClientDisconnectedError

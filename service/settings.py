@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from scanline.model.checkpoint import SHIPPED_WEIGHTS
 from scanline.service.api_key_file import read_api_keys
-from scanline.service.engine.queue import QueueLimits
+from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.http.protocol.connection_limiter import ConnectionLimits
 
 # Variables that other modules read: the data sets' folder, and the native decoder's build.

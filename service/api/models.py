@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, Request
 
 from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, find_model
-from scanline.service.api.replies import FailedModel, ModelList, ModelReply, ReloadReply
+from scanline.service.api.model_replies import FailedModel, ModelList, ModelReply, ReloadReply
 from scanline.service.errors import ERROR_SCHEMA, error_responses
 from scanline.service.http.bodies import no_query_params
 from scanline.service.http.disconnect import watch_client

@@ -1,4 +1,4 @@
-"""JSON replies: pydantic models, documented at ``/docs``, and how they are built."""
+"""JSON replies about generations: pydantic models, documented at ``/docs``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from scanline.model.config import NO_LABEL
-from scanline.model.evaluation.records import recorded_bits_per_dim
 from scanline.service.api.requests import Output
 from scanline.service.engine.generation import FinishReason, Generation, Image, Status
 from scanline.service.recipes.png_writer import PngWriter
-from scanline.service.state.registry import LoadedModel
 
 
 def example(**fields: Any) -> ConfigDict:
@@ -29,15 +27,6 @@ _IMAGE: dict[str, Any] = {
 }  # fmt: skip  # no None: FastAPI would drop it from the example
 _PNG = _IMAGE | {"png": "iVBORw0KGgo…"}
 USAGE = {"pixels": 784, "seconds": 0.1, "queue_seconds": 0.001, "pixels_per_second": 7840.0}
-_MODEL = {
-    "id": "mnist", "object": "model", "created": 1700000000, "owned_by": "scanline", "width": 28,
-    "height": 28, "channels": 1, "classes": ["0", "1"], "bits_per_dim": 0.61, "steps": 784,
-    "order": "pixel", "attention": "linear", "parameters": 1394176, "backend": "native",
-    "weights": "0f" * 32, "arithmetic": 1, "slow": False, "slots": 64, "guidance": 2.0,
-    "top_p": 1.0,
-}  # fmt: skip
-_CHANNEL = {"channel": 0, "probabilities": [0.98, 0.001], "unconditional": [0.95, 0.004]}
-_SCORE = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": [0.002, 1.25]}
 
 
 ImageLabel = Annotated[str | None, Field(description="The image's class; null if it has none.")]
@@ -178,176 +167,3 @@ class GenerationReply(BaseModel):
             error=generation.error if status is Status.FINISHED else None,
             warnings=generation.warnings,
         )
-
-
-class ModelReply(BaseModel):
-    """A served model."""
-
-    model_config = example(**_MODEL)
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "scanline"
-    width: int
-    height: int
-    channels: int
-    classes: list[str]
-    bits_per_dim: Annotated[
-        float | None, Field(description="On the test set if measured, otherwise in training.")
-    ]
-    steps: Annotated[int, Field(description="Number of network steps per image.")]
-    order: str
-    attention: Annotated[
-        str, Field(description="linear, softmax, or lsh-N with N rounds of hashing.")
-    ]
-    parameters: int
-    backend: str
-    weights: Annotated[
-        str, Field(description="SHA-256 of the config and the weights, as in a recipe.")
-    ]
-    arithmetic: Annotated[
-        int | None,
-        Field(
-            description="Version of the arithmetic: with the same version and weights, a seed "
-            "gives the same bytes on every CPU. Null if they depend on the machine."
-        ),
-    ]
-    slow: Annotated[
-        bool,
-        Field(
-            description="Whether this machine draws many times slower than usual; its log says why."
-        ),
-    ]
-    slots: int
-    guidance: Annotated[float, Field(description="Default for images with a label.")]
-    top_p: Annotated[float, Field(description="Default.")]
-
-    @classmethod
-    def of(cls, name: str, loaded: LoadedModel) -> ModelReply:
-        """Describe a loaded model."""
-        engine = loaded.engine
-        config = engine.config
-        return cls(
-            id=name,
-            created=loaded.created,
-            width=config.width,
-            height=config.height,
-            channels=config.channels,
-            classes=list(config.classes),
-            bits_per_dim=recorded_bits_per_dim(loaded.checkpoint.facts),
-            steps=config.steps,
-            order=config.order,
-            attention=config.attention,
-            parameters=sum(p.numel() for p in loaded.checkpoint.model.parameters()),
-            backend=engine.backend,
-            weights=loaded.checkpoint.digest,
-            arithmetic=engine.arithmetic,
-            slow=engine.slow,
-            slots=engine.slots,
-            guidance=loaded.checkpoint.defaults.guidance,
-            top_p=loaded.checkpoint.defaults.top_p,
-        )
-
-
-class ModelList(BaseModel):
-    """List of the served models, the default first."""
-
-    model_config = example(object="list", data=[_MODEL], watched=False)
-
-    object: Literal["list"] = "list"
-    data: list[ModelReply]
-    watched: Annotated[
-        bool, Field(description="True if the server loads changed files of models by itself.")
-    ]
-
-
-class FailedModel(BaseModel):
-    """A file that was not loaded; what was served before still is."""
-
-    model_config = example(model="mnist", message="runs/mnist.safetensors is damaged")
-
-    model: Annotated[
-        str | None, Field(description="Name of the model; null if the folder cannot be read.")
-    ]
-    message: str
-
-
-class ReloadReply(BaseModel):
-    """Changes of the served models."""
-
-    model_config = example(
-        object="reload", added=[], replaced=["mnist"], removed=[],
-        failed=[FailedModel.model_config["json_schema_extra"]["examples"][0]],  # type: ignore[index]
-    )  # fmt: skip
-
-    object: Literal["reload"] = "reload"
-    added: list[str]
-    replaced: list[str]
-    removed: list[str]
-    failed: list[FailedModel]
-
-
-class Score(BaseModel):
-    """Bits of one picture: in total, per dimension, and per pixel."""
-
-    model_config = example(**_SCORE)
-
-    index: int
-    bits: float
-    bits_per_dim: float
-    pixel_bits: Annotated[
-        list[float] | None, Field(description="In raster order; null unless `per_pixel` is set.")
-    ]
-
-
-class ScoreReply(BaseModel):
-    """Scores of pictures, in the order in which they were sent."""
-
-    model_config = example(
-        object="list", model="mnist", width=28, height=28, channels=1, data=[_SCORE]
-    )
-
-    object: Literal["list"] = "list"
-    model: str
-    width: int
-    height: int
-    channels: int
-    data: list[Score]
-
-
-class DistributionReply(BaseModel):
-    """Distribution of the next value."""
-
-    model_config = example(model="mnist", position=3, channel=0, probabilities=[0.98, 0.001])
-
-    model: str
-    position: Annotated[int, Field(description="Pixel of the value.")]
-    channel: Annotated[int, Field(description="0 for grey or red, 1 for green, 2 for blue.")]
-    probabilities: Annotated[list[float], Field(description="Of the 256 values, at temperature 1.")]
-
-
-class ChannelDistribution(BaseModel):
-    """Distribution of one channel of a pixel."""
-
-    model_config = example(**_CHANNEL)
-
-    channel: Annotated[int, Field(description="0 for grey or red, 1 for green, 2 for blue.")]
-    probabilities: Annotated[list[float], Field(description="Of the 256 values, at temperature 1.")]
-    unconditional: Annotated[
-        list[float] | None,
-        Field(description="The same without the label; null unless `unconditional` is set."),
-    ]
-
-
-class PixelDistributionReply(BaseModel):
-    """Distributions of the channels of a pixel."""
-
-    model_config = example(model="mnist", position=3, channels=[_CHANNEL])
-
-    model: str
-    position: Annotated[int, Field(description="The pixel.")]
-    channels: Annotated[
-        list[ChannelDistribution],
-        Field(description="From channel 0 to that of the next value, each given those before it."),
-    ]

@@ -12,16 +12,16 @@ from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.images import ImageError
 from scanline.model.pixel_bits import pixel_bits, pixel_distributions
 from scanline.service.api.dependencies import BODY_DEPENDENCIES, AppStateDep, find_model
-from scanline.service.api.replies import (
+from scanline.service.api.requests import DistributionRequest, PixelDistributionRequest, ScoreForm
+from scanline.service.api.score_replies import (
     ChannelDistribution,
     DistributionReply,
     PixelDistributionReply,
     Score,
     ScoreReply,
 )
-from scanline.service.api.requests import DistributionRequest, PixelDistributionRequest, ScoreForm
 from scanline.service.engine.protocol import EngineProtocol
-from scanline.service.engine.queue import CLOSED_MESSAGE, ClosedError
+from scanline.service.engine.queue_limits import CLOSED_MESSAGE, ClosedError
 from scanline.service.errors import error_responses
 from scanline.service.http.bodies import unique_form_fields
 from scanline.service.http.disconnect import watch_client

@@ -18,7 +18,7 @@ from scanline.model.progress import show_progress
 from scanline.service.engine.drawn_by import DrawnBy
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import Generation, GenerationSpec
-from scanline.service.engine.queue import QueueLimits
+from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.recipes.png_writer import PngWriter
 
 log = logging.getLogger("scanline.drawing")

@@ -44,7 +44,8 @@ from scanline.service.engine.protocol import (
     close_and_wait,
     fail_all,
 )
-from scanline.service.engine.queue import Queue, QueueLimits
+from scanline.service.engine.queue import Queue
+from scanline.service.engine.queue_limits import QueueLimits
 
 log = logging.getLogger("scanline.cluster")
 

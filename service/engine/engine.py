@@ -31,7 +31,8 @@ from scanline.service.engine.protocol import (
     close_and_wait,
     fail_all,
 )
-from scanline.service.engine.queue import Queue, QueueLimits
+from scanline.service.engine.queue import Queue
+from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.engine.slots import RunningImage, SlotAllocator
 
 log = logging.getLogger("scanline.engine")

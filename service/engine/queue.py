@@ -7,12 +7,18 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from scanline.model.config import ModelConfig
 from scanline.service.engine.fair_queue import Admission, AdmissionLimits, FairQueue
 from scanline.service.engine.generation import Clock, Generation, GenerationSpec
+from scanline.service.engine.queue_limits import (
+    CLOSED_MESSAGE,
+    RESULT_CACHE_BYTES,
+    ClosedError,
+    QueueFullError,
+    QueueLimits,
+)
 from scanline.service.engine.queue_snapshot import QueueSnapshot
 from scanline.service.engine.result_cache import ResultCache
 
@@ -24,46 +30,9 @@ log = logging.getLogger("scanline.engine")
 NEW_CALLER_RESERVE = 8
 SMALL_REQUEST_RESERVE = 32
 LARGE_REQUEST = 256
-RESULT_CACHE_BYTES = 1 << 28
 MAX_RETRY_AFTER = 120.0  # seconds
 RATE_TIME_CONSTANT = 0.3  # seconds of drawing over which the measured rate is averaged
-CLOSED_MESSAGE = "the server is shutting down; send the request to another one"
 FIRST_READER_SECONDS = 5.0  # time for the first reader to attach to a new generation
-
-
-class QueueFullError(Exception):
-    """The queue has no room for the images; there should be room in ``retry_after`` seconds."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the queue is full; try again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-class ClosedError(Exception):
-    """The engine accepts no more work, because the server is shutting down."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueueLimits:
-    """Bounds of a queue.
-
-    Attributes:
-        max_waiting: Waiting images.
-        keep_finished: Finished images to keep for replay; fewer large ones, so that they do not
-            exceed ``RESULT_CACHE_BYTES``.
-        keep_seconds: How long a finished generation is kept.
-        grace: Seconds that a generation continues after its last reader left.
-    """
-
-    max_waiting: int = 4096
-    keep_finished: int = 4096
-    keep_seconds: float = 300.0
-    grace: float = 15.0
-
-    @property
-    def keeps_results(self) -> bool:
-        """True if a generation can be read after it has finished."""
-        return self.keep_finished > 0 and self.keep_seconds > 0
 
 
 class QueuedGeneration(NamedTuple):

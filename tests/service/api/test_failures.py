@@ -17,7 +17,7 @@ from scanline.model.decoders import memory as decoder_memory
 from scanline.model.decoders.base import BackendError
 from scanline.service.app import create_app
 from scanline.service.engine.engine import Engine
-from scanline.service.engine.queue import ClosedError
+from scanline.service.engine.queue_limits import ClosedError
 from scanline.service.server import DrainingServer, uvicorn_config
 from scanline.service.state.registry import open_engine
 from tests.service.api.fixtures import serve, stepwise_server

@@ -22,7 +22,7 @@ from scanline.service.distributed.replica import Replica
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
 from scanline.service.engine.progress import Observer
-from scanline.service.engine.queue import QueueLimits
+from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.state.registry import open_engine
 from tests.service.fixtures import GREY, save_tiny, settings, tiny_model, until
 

@@ -26,7 +26,8 @@ from scanline.service.engine.generation import (
     Image,
     Status,
 )
-from scanline.service.engine.queue import ClosedError, Queue, QueueLimits
+from scanline.service.engine.queue import Queue
+from scanline.service.engine.queue_limits import ClosedError, QueueLimits
 from tests.fake_clock import Clock
 from tests.service.distributed.fixtures import (
     SLOTS,

@@ -25,7 +25,7 @@ from scanline.service.distributed.messages import (
 )
 from scanline.service.distributed.replica import Replica
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
-from scanline.service.engine.queue import ClosedError, QueueLimits
+from scanline.service.engine.queue_limits import ClosedError, QueueLimits
 from tests.fake_clock import Clock
 from tests.service.distributed.fixtures import (
     PROGRAM,

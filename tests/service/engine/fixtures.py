@@ -16,7 +16,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import Decoder
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
-from scanline.service.engine.queue import QueueLimits
+from scanline.service.engine.queue_limits import QueueLimits
 from tests.service.fixtures import FakeDecoder, LateDecoder, LatePrefillDecoder, fake_image, until
 
 EVERY_FAKE = pytest.mark.parametrize("decoders", [FakeDecoder, LateDecoder, LatePrefillDecoder])

@@ -12,7 +12,8 @@ import pytest
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.fair_queue import AdmissionLimits
 from scanline.service.engine.generation import Generation, GenerationSpec, Status
-from scanline.service.engine.queue import Queue, QueueLimits
+from scanline.service.engine.queue import Queue
+from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.engine.time_share import MAX_STEP_SECONDS, STEP_SECONDS
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import (

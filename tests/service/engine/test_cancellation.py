@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec, Status
-from scanline.service.engine.queue import Queue, QueueLimits
+from scanline.service.engine.queue import Queue
+from scanline.service.engine.queue_limits import QueueLimits
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import (
     EVERY_FAKE,

@@ -8,7 +8,8 @@ import pytest
 
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import FinishReason, GenerationSpec, Status
-from scanline.service.engine.queue import ClosedError, Queue, QueueLimits
+from scanline.service.engine.queue import Queue
+from scanline.service.engine.queue_limits import ClosedError, QueueLimits
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import Gate, assert_empty, assert_right, finished, running
 from tests.service.fixtures import GREY, FakeDecoder, until

@@ -26,7 +26,7 @@ from scanline.service.engine.generation import (
     Status,
 )
 from scanline.service.engine.progress import ProgressTracker
-from scanline.service.engine.queue import ClosedError, QueueFullError, QueueLimits
+from scanline.service.engine.queue_limits import ClosedError, QueueFullError, QueueLimits
 from tests.service.engine.fixtures import (
     EVERY_FAKE,
     Gate,

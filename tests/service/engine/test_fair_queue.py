@@ -6,7 +6,7 @@ import pytest
 
 from scanline.service.engine.fair_queue import FairQueue
 from scanline.service.engine.generation import Generation, GenerationSpec
-from scanline.service.engine.queue import QueueFullError
+from scanline.service.engine.queue_limits import QueueFullError
 from tests.service.engine.fixtures import Gate, running, seeds_in
 from tests.service.fixtures import GREY, FakeDecoder, until
 

@@ -25,7 +25,7 @@ from scanline.service.engine.generation import (
     ParticleStats,
     Status,
 )
-from scanline.service.engine.queue import QueueLimits
+from scanline.service.engine.queue_limits import QueueLimits
 from tests.conftest import random_network, tiny_config
 from tests.service.fixtures import FakeDecoder
 

@@ -18,7 +18,8 @@ from scanline.model.sampling import SamplingParams
 from scanline.service.engine.fair_queue import AdmissionLimits
 from scanline.service.engine.generation import FinishReason, GenerationSpec, Status
 from scanline.service.engine.pipeline import StepPipeline
-from scanline.service.engine.queue import Queue, QueueLimits
+from scanline.service.engine.queue import Queue
+from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.engine.time_share import (
     HOST_OVERLAP,
     MAX_STEP_SECONDS,

@@ -10,7 +10,7 @@ import pytest
 
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import Generation, GenerationSpec
-from scanline.service.engine.queue import QueueFullError
+from scanline.service.engine.queue_limits import QueueFullError
 from scanline.service.engine.queue_snapshot import MAX_AGE_SECONDS
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import Gate, assert_right, completion, running

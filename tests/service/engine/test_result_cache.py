@@ -6,7 +6,8 @@ import dataclasses
 
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import Generation, GenerationSpec
-from scanline.service.engine.queue import Queue, QueueLimits
+from scanline.service.engine.queue import Queue
+from scanline.service.engine.queue_limits import QueueLimits
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import assert_right, running
 from tests.service.fixtures import GREY, FakeDecoder, until

@@ -5,7 +5,8 @@ from __future__ import annotations
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.fair_queue import AdmissionLimits
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
-from scanline.service.engine.queue import Queue, QueueLimits
+from scanline.service.engine.queue import Queue
+from scanline.service.engine.queue_limits import QueueLimits
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import Gate, finished, running
 from tests.service.fixtures import GREY, FakeDecoder

@@ -13,7 +13,8 @@ from scanline.model.sampling import SamplingParams
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.fair_queue import Admission
 from scanline.service.engine.generation import Generation, GenerationSpec, Status
-from scanline.service.engine.queue import Queue, QueueLimits
+from scanline.service.engine.queue import Queue
+from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.engine.slots import SlotAllocator
 from scanline.service.engine.time_share import (
     MAX_STEP_SECONDS,

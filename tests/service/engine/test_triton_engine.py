@@ -17,7 +17,7 @@ from scanline.model.decoders.triton import TritonDecoder  # noqa: E402
 from scanline.model.sampling import SamplingParams  # noqa: E402
 from scanline.service.engine.engine import Engine  # noqa: E402
 from scanline.service.engine.generation import GenerationSpec  # noqa: E402
-from scanline.service.engine.queue import QueueLimits  # noqa: E402
+from scanline.service.engine.queue_limits import QueueLimits  # noqa: E402
 from scanline.service.state.registry import open_engine  # noqa: E402
 from tests.conftest import tiny_config  # noqa: E402
 from tests.model.decoders.fixtures import network_for  # noqa: E402

@@ -17,7 +17,8 @@ import pytest
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
 from scanline.service.engine.idempotency import IdempotencyStore, RequestKey, fingerprint
-from scanline.service.engine.queue import Queue, QueuedGeneration, QueueLimits
+from scanline.service.engine.queue import Queue, QueuedGeneration
+from scanline.service.engine.queue_limits import QueueLimits
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import Gate
 from tests.service.engine.idempotency.fixtures import ASYNC
