@@ -94,7 +94,8 @@ async def png_response(
     """
     digest = fingerprint(loaded.engine.name, spec, spec.seed)
     writer = png_writer(app_state, loaded.engine.queue)
-    facts = f"{loaded.fingerprint} {RECIPE_FORMAT if writer.drawn_by else None} {writer.drawn_by}"
+    provenance = writer.provenance
+    facts = f"{loaded.fingerprint} {RECIPE_FORMAT if provenance else None} {provenance}"
     etag = f'"{hashlib.sha256(facts.encode() + digest).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": cache_control}
     if etags & {etag, "*"}:

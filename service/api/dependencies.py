@@ -85,4 +85,4 @@ def png_writer(app_state: AppState, queue: Queue) -> PngWriter:
     """Return the encoder of a queue's images, which adds recipes unless they are off."""
     if not app_state.settings.png_metadata:
         return WITHOUT_RECIPES
-    return PngWriter(app_state.registry.drawn_by(queue))
+    return PngWriter(app_state.registry.provenance(queue))

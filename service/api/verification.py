@@ -136,7 +136,7 @@ async def _draw_and_compare(
     if error := incomplete_error(generation):
         raise error
     images = [image.read(0, config.pixels) for image in generation.images]
-    here = loaded.drawn_by
+    here = loaded.provenance
     async with watch_client(request) as client:
         return await app_state.encode_pool.run(client, compare, recipe, saved, images, config, here)
 

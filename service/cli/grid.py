@@ -15,9 +15,9 @@ from scanline.model.decoders.base import Decoder
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.progress import show_progress
-from scanline.service.engine.drawn_by import DrawnBy
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.provenance import Provenance
 from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.recipes.png_writer import PngWriter
 
@@ -75,18 +75,18 @@ def draw_grid(
         RuntimeError: If drawing fails.
     """
     check_target(out)
-    generation, drawn_by = draw_generation(checkpoint, spec, options)
-    writer = PngWriter(drawn_by if metadata else None)
+    generation, provenance = draw_generation(checkpoint, spec, options)
+    writer = PngWriter(provenance if metadata else None)
     write_atomically(out, writer.encode_grid(generation, scale))
 
 
 def draw_generation(
     checkpoint: Checkpoint, spec: GenerationSpec, options: DrawOptions
-) -> tuple[Generation, DrawnBy]:
+) -> tuple[Generation, Provenance]:
     """Draw images with a temporary engine, and show the progress.
 
     Returns:
-        The complete generation, and the facts about the decoder for its recipe.
+        The complete generation, and the provenance of its images for the recipe.
 
     Raises:
         RuntimeError: If drawing fails.
@@ -112,7 +112,7 @@ def draw_generation(
         raise RuntimeError(generation.error)
     for warning in generation.warnings:
         log.warning("%s", warning)
-    return generation, DrawnBy.of(checkpoint, decoder.arithmetic)
+    return generation, Provenance.of(checkpoint, decoder.arithmetic)
 
 
 def check_target(out: Path) -> None:

@@ -113,9 +113,9 @@ def _verify(
         if completion is None:
             return verifying.source_missing(recipe)
         spec = completion
-    generation, drawn_by = draw_generation(checkpoint, spec, options)
+    generation, provenance = draw_generation(checkpoint, spec, options)
     images = [image.read(0, config.pixels) for image in generation.images]
-    return verifying.compare(recipe, saved, images, config, drawn_by)
+    return verifying.compare(recipe, saved, images, config, provenance)
 
 
 def _read_given(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from scanline.model.config import NO_LABEL
 from scanline.model.noise import RANDOM
 from scanline.service import __version__
-from scanline.service.engine.drawn_by import DrawnBy
 from scanline.service.engine.generation import FinishReason, Generation, Image
+from scanline.service.engine.provenance import Provenance
 from scanline.service.images import to_grid, to_png
 from scanline.service.recipes.recipe import Recipe, embed_recipe
 
@@ -18,10 +18,10 @@ class PngWriter:
     """Encoder of a model's images as PNG.
 
     Attributes:
-        drawn_by: Facts for the recipes; None to write PNG files without recipes.
+        provenance: Weights and arithmetic for the recipes; None to write PNG files without recipes.
     """
 
-    drawn_by: DrawnBy | None = None
+    provenance: Provenance | None = None
 
     def encode_image(self, generation: Generation, image: Image) -> bytes:
         """Encode a finished image; one that was cancelled gets no recipe."""
@@ -46,17 +46,17 @@ class PngWriter:
         return png if recipe is None else embed_recipe(png, recipe, generation.config)
 
     def _recipe(self, generation: Generation, image: Image | None, scale: int) -> Recipe | None:
-        drawn_by, spec, config = self.drawn_by, generation.spec, generation.config
-        if drawn_by is None or (image and image.finish_reason is not FinishReason.LENGTH):
+        provenance, spec, config = self.provenance, generation.spec, generation.config
+        if provenance is None or (image and image.finish_reason is not FinishReason.LENGTH):
             return None
         sampling = spec.sampling
         label = sampling.label if image is None else image.label
         name = None if label == NO_LABEL else config.classes[label]
         return Recipe(
             model=generation.model,
-            weights=drawn_by.weights,
-            precision=drawn_by.precision,
-            arithmetic=drawn_by.arithmetic,
+            weights=provenance.weights,
+            precision=provenance.precision,
+            arithmetic=provenance.arithmetic,
             seed=spec.seed if image is None else image.seed,
             n=spec.n if image is None else 1,
             label=RANDOM if image is None and sampling.random_label else name,

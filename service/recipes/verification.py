@@ -13,8 +13,8 @@ from PIL import Image
 
 from scanline.model.config import ModelConfig
 from scanline.model.sampling import SamplingOptions
-from scanline.service.engine.drawn_by import DrawnBy
 from scanline.service.engine.generation import GenerationSpec
+from scanline.service.engine.provenance import Provenance
 from scanline.service.images import OpenImage, arrange_grid, grid_size, image_to_png
 from scanline.service.recipes.recipe import Recipe, read_recipe
 
@@ -175,7 +175,7 @@ def compare(
     saved: Saved,
     images: Sequence[NDArray[np.uint8]],
     config: ModelConfig,
-    here: DrawnBy,
+    here: Provenance,
 ) -> Verification:
     """Compare a picture with the images that its recipe draws here.
 
@@ -184,7 +184,7 @@ def compare(
         saved: The picture in the file.
         images: The drawn images, uint8 ``[T, C]``.
         config: The model's config.
-        here: Facts about the model and the arithmetic that drew them.
+        here: Provenance of the drawn images.
     """
     drawn = arrange_grid(images, config)
     rgba = np.full((*drawn.shape[:2], 4), 255, np.uint8)
@@ -215,7 +215,7 @@ def compare(
     return Verification(Verdict.EDITED, f"Edited: {'; '.join(parts)}.", recipe, changed, changes)
 
 
-def _arithmetic(one: Recipe | DrawnBy) -> str:
+def _arithmetic(one: Recipe | Provenance) -> str:
     """Describe the arithmetic of a recipe or of a model."""
     if one.arithmetic is None:
         return "one that depends on the machine"

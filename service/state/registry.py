@@ -16,10 +16,10 @@ from scanline.model.decoders.memory import InsufficientMemoryError, slot_memory_
 from scanline.model.network import LinearTransformer
 from scanline.model.pixel_bits import likelihood_network
 from scanline.service import __version__
-from scanline.service.engine.drawn_by import DrawnBy
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.progress import Observer
 from scanline.service.engine.protocol import EngineProtocol
+from scanline.service.engine.provenance import Provenance
 from scanline.service.engine.queue import Queue, QueuedGeneration
 from scanline.service.metrics import Metrics, ModelMetrics
 from scanline.service.settings import Settings
@@ -59,9 +59,9 @@ class LoadedModel:
         return f"{__version__} {self.engine.variant} {self.checkpoint.digest}"
 
     @property
-    def drawn_by(self) -> DrawnBy:
-        """Facts of the model for the recipes of its images."""
-        return DrawnBy.of(self.checkpoint, self.engine.arithmetic)
+    def provenance(self) -> Provenance:
+        """Weights and arithmetic of the model, for the recipes of its images."""
+        return Provenance.of(self.checkpoint, self.engine.arithmetic)
 
 
 EngineFactory = Callable[[Checkpoint, Settings, ModelMetrics], EngineProtocol]
@@ -132,7 +132,7 @@ class ModelRegistry:
         self._lock = threading.Lock()  # of ``served`` and the two collections below
         self._replaced: list[LoadedModel] = []  # whose engines still run
         # Results of engines that have ended, without the engines' memory.
-        self._kept: dict[Queue, DrawnBy] = {}
+        self._kept: dict[Queue, Provenance] = {}
         self._closing = threading.Event()
 
     @property
@@ -151,12 +151,12 @@ class ModelRegistry:
                 return QueuedGeneration(queue, generation)
         return None
 
-    def drawn_by(self, queue: Queue) -> DrawnBy | None:
-        """Return the facts of the model that draws a queue's images; None if it was dropped."""
+    def provenance(self, queue: Queue) -> Provenance | None:
+        """Return the provenance of a queue's images; None if their model was dropped."""
         with self._lock:
             for loaded in (*self.served.values(), *self._replaced):
                 if loaded.engine.queue is queue:
-                    return loaded.drawn_by
+                    return loaded.provenance
             return self._kept.get(queue)
 
     def open(
@@ -230,7 +230,7 @@ class ModelRegistry:
         loaded.engine.close(0.0 if self._closing.is_set() else MAX_DRAIN_SECONDS)
         with self._lock:
             self._replaced = [one for one in self._replaced if one is not loaded]
-            self._kept[queue] = loaded.drawn_by
+            self._kept[queue] = loaded.provenance
         digest = loaded.checkpoint.digest
         log.info("%s: the weights %.10s are no longer used", loaded.checkpoint.name, digest)
 

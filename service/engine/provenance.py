@@ -1,4 +1,4 @@
-"""Facts about the weights and the arithmetic that draw a model's images."""
+"""Provenance of images: the weights and the arithmetic that draw them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from scanline.model.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
-class DrawnBy:
-    """Facts of a recipe about the weights and the numbers that draw.
+class Provenance:
+    """Weights and arithmetic of a model, as recorded in the recipes of its images.
 
     Attributes:
         weights: Digest of the config and the weights.
@@ -23,5 +23,5 @@ class DrawnBy:
     arithmetic: int | None
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, arithmetic: int | None) -> DrawnBy:
+    def of(cls, checkpoint: Checkpoint, arithmetic: int | None) -> Provenance:
         return cls(checkpoint.digest, checkpoint.native_precision, arithmetic)
