@@ -39,13 +39,13 @@ def import_paper_checkpoint(
 
     Args:
         path: PyTorch file with a state dict, possibly nested, or with the prefixes of wrappers.
-        preset: the kind of images, ``mnist-paper`` or ``cifar10-paper``.
-        first_value: first value of samples, 0 to 255, unless it is given; the authors' network does
+        preset: The kind of images, ``mnist-paper`` or ``cifar10-paper``.
+        first_value: First value of samples, 0 to 255, unless it is given; the authors' network does
             not model it.
-        heads: attention heads per layer, which no tensor tells; by default one per 32 features.
+        heads: Attention heads per layer, which no tensor tells; by default one per 32 features.
 
     Raises:
-        CheckpointError: the file does not hold such a network.
+        CheckpointError: If the file does not hold such a network.
     """
     if preset not in ("mnist-paper", "cifar10-paper"):
         raise CheckpointError(f"preset must be mnist-paper or cifar10-paper; got {preset!r}")

@@ -126,20 +126,20 @@ def run_bench(
     """Time networks in every backend that runs on this CPU.
 
     Args:
-        checkpoints: networks to time.
-        backends: names of the backends.
-        slots: numbers of images to sample in parallel.
-        threads: number of threads; None means all cores.
-        isa: instruction set of ``native``; None means the CPU's best.
-        precision: precision of ``native``; None means the checkpoint's, else the CPU's default.
-        seconds: time of a run.
-        repeats: number of runs.
-        peer: also time fast-transformers.
-        progress: receives each line of the table as it is measured.
+        checkpoints: Networks to time.
+        backends: Names of the backends.
+        slots: Numbers of images to sample in parallel.
+        threads: Number of threads; None means all cores.
+        isa: Instruction set of ``native``; None means the CPU's best.
+        precision: Precision of ``native``; None means the checkpoint's, else the CPU's default.
+        seconds: Time of a run.
+        repeats: Number of runs.
+        peer: Also time fast-transformers.
+        progress: Receives each line of the table as it is measured.
 
     Raises:
-        ValueError: the precision or ISA is unknown.
-        RuntimeError: the CPU lacks the ISA, or a backend disagrees with the reference.
+        ValueError: If the precision or ISA is unknown.
+        RuntimeError: If the CPU lacks the ISA, or a backend disagrees with the reference.
     """
     if precision is not None:
         native.precision_of(precision)

@@ -49,7 +49,7 @@ def find_device() -> torch.device:
     """Return the CUDA device to benchmark.
 
     Raises:
-        BackendError: There is no CUDA device.
+        BackendError: If there is no CUDA device.
     """
     if not torch.cuda.is_available():
         raise BackendError(
@@ -207,8 +207,8 @@ def run_bench(
         progress: Callback for each line of the tables.
 
     Raises:
-        BackendError: There is no CUDA device.
-        RuntimeError: A result differs from the reference.
+        BackendError: If there is no CUDA device.
+        RuntimeError: If a result differs from the reference.
     """
     device = find_device()
     from scanline.model.decoders.triton import TritonDecoder  # Triton is optional

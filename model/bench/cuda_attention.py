@@ -41,7 +41,7 @@ def check(device: torch.device) -> None:
     """Compare the Triton kernels with the definition on random inputs.
 
     Raises:
-        ValueError: The error is too large.
+        ValueError: If the error is too large.
     """
     for dtype, max_error in MAX_ERRORS.items():
         qkv = torch.randn(2, 97, 3, 3, 32, device=device).to(dtype)

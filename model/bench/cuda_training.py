@@ -93,7 +93,7 @@ def check_training(name: str, model: LinearTransformer) -> None:
     """Compare loss and gradients in bf16 with those in float32 on the CPU.
 
     Raises:
-        RuntimeError: They differ by more than ``MAX_BF16_ERROR``.
+        RuntimeError: If they differ by more than ``MAX_BF16_ERROR``.
     """
     generator = torch.Generator().manual_seed(0)
     shape = (1, model.config.pixels, model.config.channels)

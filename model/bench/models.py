@@ -25,7 +25,7 @@ def find_model(name: str) -> Checkpoint:
     """Load a shipped model, or create a preset with random weights.
 
     Raises:
-        ValueError: there is no model or preset of this name.
+        ValueError: If there is no model or preset of this name.
     """
     shipped = _shipped()
     if name in shipped:
@@ -43,9 +43,9 @@ def find_models(
     """Load the models to benchmark.
 
     Args:
-        names: names of the models; empty means all of the folder, or the default.
-        weights: folder of checkpoints; None means shipped models and presets (``find_model``).
-        default: names if neither names nor a folder are given; empty means the paper's networks and
+        names: Names of the models; empty means all of the folder, or the default.
+        weights: Folder of checkpoints; None means shipped models and presets (``find_model``).
+        default: Names if neither names nor a folder are given; empty means the paper's networks and
             the shipped models.
     """
     if weights is not None:

@@ -11,8 +11,8 @@ class Peer:
     """Sampler that runs our network with the recurrent encoder of fast-transformers.
 
     Args:
-        model: one of the paper's networks.
-        slots: number of images.
+        model: One of the paper's networks.
+        slots: Number of images.
     """
 
     backend, precision = "fast-transformers", "float32"

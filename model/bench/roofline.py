@@ -47,8 +47,8 @@ class Roofline:
     """Peak rates of this machine, measured by the native code in a few seconds.
 
     Args:
-        library: native code.
-        threads: number of threads.
+        library: Native code.
+        threads: Number of threads.
     """
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:

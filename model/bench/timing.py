@@ -28,19 +28,19 @@ DecoderFactory = Callable[[LinearTransformer, int], Decoder]  # network, slots
 class Timing:
     """Timing of one network in one backend.
 
-    Args:
-        model: name of the network.
-        backend: name of the backend.
-        slots: number of images sampled in parallel.
-        pixels: pixels sampled of each.
-        milliseconds_a_step: time of a step of all slots.
-        seconds_an_image: time until all slots have a whole image.
-        images_a_second: throughput.
-        gflops: billion operations/s.
+    Attributes:
+        model: Name of the network.
+        backend: Name of the backend.
+        slots: Number of images sampled in parallel.
+        pixels: Pixels sampled of each.
+        milliseconds_a_step: Time of a step of all slots.
+        seconds_an_image: Time until all slots have a whole image.
+        images_a_second: Throughput.
+        gflops: Billion operations/s.
         gbytes_a_second: GB/s of weights and attention sums.
-        precision: type of the products.
-        limit: what bounds a step on this machine, ``compute`` or ``bytes``; None if unknown.
-        times_limit: time of a step divided by its bound; None if unknown.
+        precision: Type of the products.
+        limit: What bounds a step on this machine, ``compute`` or ``bytes``; None if unknown.
+        times_limit: Time of a step divided by its bound; None if unknown.
         bandwidth_share: ``gbytes_a_second`` as a part of the measured bandwidth; None if unknown.
     """
 
@@ -76,8 +76,8 @@ def start_blank_images(
     """Start an image without known pixels in every slot, and return the slots of the images.
 
     Args:
-        decoder: decoder to use.
-        style: sampling options; images then have the classes in turn, and with guidance every image
+        decoder: Decoder to use.
+        style: Sampling options; images then have the classes in turn, and with guidance every image
             needs a second slot for its unconditional twin. None means unconditional sampling.
     """
     c = decoder.config
@@ -126,10 +126,10 @@ def measure(
     """Sample pixels for some time, and return their number and the seconds per pixel.
 
     Args:
-        draw: samples the next n pixels of every image.
-        pixels: number of pixels to sample at most.
-        seconds: time to spend, approximately.
-        finish: waits until all pixels are sampled.
+        draw: Samples the next n pixels of every image.
+        pixels: Number of pixels to sample at most.
+        seconds: Time to spend, approximately.
+        finish: Waits until all pixels are sampled.
     """
     done, n, began = 0, 1, time.perf_counter()
     while True:
@@ -149,11 +149,11 @@ def time_decoder(
     """Time a decoder with all slots in use, with steps in flight as in the engine.
 
     Args:
-        name: name of the network.
-        decoder: decoder to time.
-        seconds: time of a run.
-        repeats: number of runs, whose median is returned.
-        style: sampling options, as for ``start_blank_images``.
+        name: Name of the network.
+        decoder: Decoder to time.
+        seconds: Time of a run.
+        repeats: Number of runs, whose median is returned.
+        style: Sampling options, as for ``start_blank_images``.
     """
     numbers = start_blank_images(decoder, style)
     decoder.step(numbers, 1)  # warm-up: touches memory and starts threads

@@ -128,14 +128,14 @@ def run_training_bench(
     """Time the training of presets.
 
     Args:
-        models: names of presets; empty means ``mnist`` and ``cifar10``.
-        threads: number of threads; None means all cores.
-        repeats: number of turns.
-        progress: receives each line of the table as it is measured.
-        batch: images per step.
+        models: Names of presets; empty means ``mnist`` and ``cifar10``.
+        threads: Number of threads; None means all cores.
+        repeats: Number of turns.
+        progress: Receives each line of the table as it is measured.
+        batch: Images per step.
 
     Raises:
-        ValueError: a preset is unknown.
+        ValueError: If a preset is unknown.
     """
     if unknown := [name for name in models if name not in PRESETS]:
         raise ValueError(f"unknown preset {unknown[0]!r}: choose {', '.join(PRESETS)}")

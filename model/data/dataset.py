@@ -14,14 +14,14 @@ from scanline.model.data.download import DataError
 class Dataset:
     """Images, with labels if there are classes.
 
-    Args:
+    Attributes:
         name: ``"mnist"``, ``"cifar10"``, or ``"images"`` for a folder.
         images: uint8 ``[N, H, W, C]``.
         labels: int64 ``[N]``, or None.
-        classes: name of each label, or ``()``.
-        note: remark that must accompany every figure measured on these images.
+        classes: Name of each label, or ``()``.
+        note: Remark that must accompany every figure measured on these images.
         seen: True if the evaluated model was trained on all of them.
-        folder: name of the folder they were read from, or ``""``.
+        folder: Name of the folder they were read from, or ``""``.
     """
 
     name: str
@@ -71,16 +71,16 @@ def split_validation(
     """Split into (training, validation), identically for the same seed on every machine.
 
     Args:
-        dataset: images to split.
-        held: number of images to hold out.
-        seed: seed of the random choice.
-        by_content: hold out the first images in ``content_order``, in that order, so that images
+        dataset: Images to split.
+        held: Number of images to hold out.
+        seed: Seed of the random choice.
+        by_content: Hold out the first images in ``content_order``, in that order, so that images
             added to the data set change the split little. Images with the same pixels are all held
             out or all trained on, which may change their number. Otherwise choose by position;
             both parts keep the original order.
 
     Raises:
-        DataError: a part would be empty.
+        DataError: If a part would be empty.
     """
     N = len(dataset)
     if not 0 < held < N:
@@ -102,10 +102,10 @@ def _keep_twins_together(images: npt.NDArray[np.uint8], held: int) -> int:
 
     Args:
         images: uint8 ``[N, H, W, C]`` in ``content_order``, where equal images are neighbours.
-        held: wanted number.
+        held: Wanted number.
 
     Raises:
-        DataError: all images are equal.
+        DataError: If all images are equal.
     """
     N = len(images)
     fewer, more = held, held

@@ -65,11 +65,11 @@ def find(name: str, split: str, data_dir: Path | None = None) -> list[Path]:
     Args:
         name: ``"mnist"`` or ``"cifar10"``.
         split: ``"train"`` or ``"test"``.
-        data_dir: folder to search; None searches the folders listed at ``load_dataset``. The first
+        data_dir: Folder to search; None searches the folders listed at ``load_dataset``. The first
             folder that holds all files is used.
 
     Raises:
-        MissingDataError: no folder holds all files.
+        MissingDataError: If no folder holds all files.
     """
     roots, wanted, incomplete = _roots(data_dir), FILES[name, split], ""
     for folder in (root / sub for root in roots for sub in _FOLDERS[name]):
@@ -95,12 +95,13 @@ def download(name: str, data_dir: Path | None = None, *, source: Source | None =
 
     Args:
         name: ``"mnist"`` or ``"cifar10"``.
-        data_dir: folder to create the data set's folder in; None means ``SCANLINE_DATA_DIR``, else
+        data_dir: Folder to create the data set's folder in; None means ``SCANLINE_DATA_DIR``, else
             ``data/`` in the cache (``cache_folder``).
-        source: another mirror.
+        source: Another mirror.
 
     Raises:
-        DataError: no network, an HTTP error, or a file with another checksum.
+        DataError: If there is no network, the server answers with an error, or a file has another
+            checksum.
     """
     if name not in SOURCES:
         raise DataError(f"unknown data set {name!r}: choose {' or '.join(SOURCES)}")

@@ -38,15 +38,15 @@ def load_image_folder(folder: Path, size: int | tuple[int, int], grey: bool) -> 
     suffixes of other files, which are skipped.
 
     Args:
-        folder: folder of images, or of one folder per class.
-        size: pixels a side, or (height, width).
-        grey: return one channel instead of three.
+        folder: Folder of images, or of one folder per class.
+        size: Pixels a side, or (height, width).
+        grey: Return one channel instead of three.
 
     Returns:
         Data set named ``"images"``, uint8 ``[N, H, W, C]``, with labels if there are classes.
 
     Raises:
-        DataError: no image can be read, or some images are in class folders and others are not.
+        DataError: If no image can be read, or some images are in class folders and others are not.
     """
     height, width = (size, size) if isinstance(size, int) else size
     if height < 1 or width < 1:

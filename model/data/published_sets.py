@@ -56,14 +56,14 @@ def load_dataset(
     Args:
         name: ``"mnist"`` or ``"cifar10"``.
         split: ``"train"`` or ``"test"``.
-        data_dir: folder of the files, which may be compressed by gzip or xz. None means
+        data_dir: Folder of the files, which may be compressed by gzip or xz. None means
             ``SCANLINE_DATA_DIR``; if that is unset, the first that holds the files of ``data/`` in
             the checkout, ``shared/data/`` beside it, and ``data/`` in the cache (``cache_folder``).
-        download: download the files if they are not found.
+        download: Download the files if they are not found.
 
     Raises:
-        MissingDataError: the files are not found.
-        DataError: the name is unknown, or a file is damaged.
+        MissingDataError: If the files are not found.
+        DataError: If the name is unknown, or a file is damaged.
     """
     wanted = FILES.get((name, split))
     if wanted is None:

@@ -42,9 +42,9 @@ class Trainable(Protocol):
 class Budget:
     """Length of a training: it ends when either limit is reached.
 
-    Args:
-        seconds: training time; None for no limit.
-        steps: number of steps; None for no limit.
+    Attributes:
+        seconds: Training time; None for no limit.
+        steps: Number of steps; None for no limit.
     """
 
     seconds: float | None = None
@@ -67,12 +67,12 @@ class Budget:
 class History:
     """Course of a training.
 
-    Args:
-        steps: steps taken.
-        seconds: training time.
-        losses: training loss: points of steps, seconds, and the mean loss since the previous point.
-        evaluations: measurements, each with its ``steps`` and ``seconds``.
-        pending: losses since the last point.
+    Attributes:
+        steps: Steps taken.
+        seconds: Training time.
+        losses: Training loss: points of steps, seconds, and the mean loss since the previous point.
+        evaluations: Measurements, each with its ``steps`` and ``seconds``.
+        pending: Losses since the last point.
     """
 
     steps: int = 0
@@ -107,10 +107,10 @@ class Marks:
     All kinds of attention are evaluated at the same marks. They can therefore be compared at equal
     steps and at equal times, also while some are unfinished.
 
-    Args:
-        step: the first step.
-        second: the first training time in seconds; None for no times.
-        every: evaluate after every multiple of ``step``.
+    Attributes:
+        step: The first step.
+        second: The first training time in seconds; None for no times.
+        every: Evaluate after every multiple of ``step``.
     """
 
     step: int
@@ -146,20 +146,20 @@ def train(
     """Train until the budget is spent, continuing the state saved in a folder if there is one.
 
     Args:
-        run: the network in training.
-        budget: length of the training.
-        folder: folder of the saved state ``training.pt``; the runner deletes it after the unit.
-        settings: settings of the run, which a continued run must share.
-        evaluate: measures the network; called at the marks, and with True at the end.
-        marks: when the network is measured.
-        point_steps: steps per point of the loss curve.
-        device: device of the network.
-        publish: receives the history after each evaluation.
-        converged: ends the training early; called after each evaluation.
+        run: The network in training.
+        budget: Length of the training.
+        folder: Folder of the saved state ``training.pt``; the runner deletes it after the unit.
+        settings: Settings of the run, which a continued run must share.
+        evaluate: Measures the network; called at the marks, and with True at the end.
+        marks: When the network is measured.
+        point_steps: Steps per point of the loss curve.
+        device: Device of the network.
+        publish: Receives the history after each evaluation.
+        converged: Ends the training early; called after each evaluation.
 
     Raises:
-        ValueError: the saved state is of other settings.
-        KeyboardInterrupt: a signal asked to stop; the state has been saved.
+        ValueError: If the saved state is of other settings.
+        KeyboardInterrupt: If a signal asked to stop; the state has been saved.
     """
     path = folder / "training.pt"
     history = _load(path, run, settings) if path.exists() else History()

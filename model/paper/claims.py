@@ -29,8 +29,8 @@ class Claim:
         experiment: Name of the experiment that measures it.
         measure: Computes the quantity from the experiment's rows of one mode; raises
             ``NotMeasuredError`` with the reason if they do not contain it.
-        above: The claim holds if the quantity is greater than this, and
-        below: less than this.
+        above: The claim holds only if the quantity is greater than this.
+        below: The claim holds only if the quantity is less than this.
         why: Our explanation, shown if the claim is not reproduced.
     """
 

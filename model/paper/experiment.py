@@ -27,7 +27,7 @@ class Experiment(ABC, Generic[Settings]):
     keys, which name the kind and are therefore different in different units.
 
     Args:
-        presets: settings of each mode, as a dataclass that can be written as JSON. ``quick`` takes
+        presets: Settings of each mode, as a dataclass that can be written as JSON. ``quick`` takes
             about a minute per unit, ``default`` up to 90 minutes on one core, and ``full`` has the
             paper's settings.
     """

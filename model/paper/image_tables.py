@@ -36,23 +36,23 @@ FEATURE_MAPS = ("inhomogeneous", "fourier")  # linear attention with other featu
 class ImageTableSettings:
     """Settings of a table.
 
-    Args:
-        data: data set.
-        n_layers: layers of the networks.
-        n_heads: heads of the networks.
-        d_model: width of the networks.
+    Attributes:
+        data: Data set.
+        n_layers: Layers of the networks.
+        n_heads: Heads of the networks.
+        d_model: Width of the networks.
         optimizer: ``muon`` for Muon and AdamW and a moving average of the weights, ``radam`` for
             the paper's RAdam.
-        learning_rate: of RAdam.
-        batch: images per step.
-        softmax_batch: images per step of softmax attention.
-        lsh_chunk: positions per chunk of LSH attention.
-        seconds: training time of each kind; None for no limit.
-        epochs: passes over the training images; None for no limit.
-        test_images: number of test images that bits/dim are measured on at the end.
-        mark_images: number of test images that they are measured on before.
-        marks: when bits/dim are measured.
-        kinds: kinds of attention, and of feature maps.
+        learning_rate: Learning rate of RAdam.
+        batch: Images per step.
+        softmax_batch: Images per step of softmax attention.
+        lsh_chunk: Positions per chunk of LSH attention.
+        seconds: Training time of each kind; None for no limit.
+        epochs: Passes over the training images; None for no limit.
+        test_images: Number of test images that bits/dim are measured on at the end.
+        mark_images: Number of test images that they are measured on before.
+        marks: When bits/dim are measured.
+        kinds: Kinds of attention, and of feature maps.
     """
 
     data: str

@@ -36,11 +36,11 @@ DATA = {"mnist": "table1", "cifar10": "table2"}  # the paper's table of images/s
 class LatencySettings:
     """Settings.
 
-    Args:
-        positions: number of positions at which a step is timed.
-        batches: batch sizes; a method stops at the first that takes too long or does not fit.
-        max_step_seconds: longest time of a step.
-        data: data sets whose networks are timed.
+    Attributes:
+        positions: Number of positions at which a step is timed.
+        batches: Batch sizes; a method stops at the first that takes too long or does not fit.
+        max_step_seconds: Longest time of a step.
+        data: Data sets whose networks are timed.
     """
 
     positions: int = 5

@@ -57,7 +57,8 @@ def write_page(folder: Path, page: Path) -> None:
     """Write the plots into the folder of the results, and the page.
 
     Raises:
-        ValueError: there are no results, they cannot be compared, or matplotlib is not installed.
+        ValueError: If there are no results, they cannot be compared, or matplotlib is not
+            installed.
     """
     for name, modes in _read(folder).items():
         if best := next((modes[mode] for mode in BEST_FIRST if mode in modes), None):

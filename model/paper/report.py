@@ -26,13 +26,13 @@ class Report:
     different machines, but all rows of one unit are of the same machine.
 
     Args:
-        folder: folder of the experiment's units.
-        unit: name of the unit.
-        settings: the experiment's settings, as JSON.
+        folder: Folder of the experiment's units.
+        unit: Name of the unit.
+        settings: The experiment's settings, as JSON.
 
     Raises:
-        ValueError: the saved rows have other settings or are from another machine, so they cannot
-            be compared.
+        ValueError: If the saved rows have other settings or are from another machine, so they
+            cannot be compared.
     """
 
     def __init__(self, folder: Path, unit: str, settings: Row) -> None:

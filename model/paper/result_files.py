@@ -31,11 +31,11 @@ def read_results(folder: Path, order: dict[str, list[str]]) -> Results:
     """Read ``FOLDER/MODE/EXPERIMENT/UNIT.json``.
 
     Args:
-        folder: folder of the results.
-        order: names of the units of each experiment in the order of the tables. Other units follow.
+        folder: Folder of the results.
+        order: Names of the units of each experiment in the order of the tables. Other units follow.
 
     Raises:
-        ValueError: a file is not a report, or units of one experiment and mode have different
+        ValueError: If a file is not a report, or units of one experiment and mode have different
             settings.
     """
     found: Results = {name: {} for name in order}

@@ -45,16 +45,16 @@ def run_units(
     The report of a unit is ``FOLDER/MODE/NAME/UNIT.json``.
 
     Args:
-        experiment: the experiment.
-        folder: folder of the results.
-        units: names of the units; empty for all that can be measured on this machine.
-        mode: which settings to use.
-        data_dir: folder of the data sets; for table 3, a folder of speech.
-        rows: largest number of rows to measure in this call; None for all.
+        experiment: The experiment.
+        folder: Folder of the results.
+        units: Names of the units; empty for all that can be measured on this machine.
+        mode: Which settings to use.
+        data_dir: Folder of the data sets; for table 3, a folder of speech.
+        rows: Largest number of rows to measure in this call; None for all.
 
     Raises:
-        ValueError: there is no such unit, this machine lacks what it needs, it holds rows of other
-            settings, or another process is using it.
+        ValueError: If there is no such unit, this machine lacks what it needs, it holds rows of
+            other settings, or another process is using it.
     """
     settings = experiment.settings(mode, data_dir)
     known = experiment.units(settings)

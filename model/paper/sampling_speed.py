@@ -149,14 +149,14 @@ def time_sampling(
     The row has three timings ``seconds`` of the batch, and the ``implementation``.
 
     Args:
-        method: one of ``sampling_methods``.
-        config: network, whose attention the method replaces.
-        batch: number of images.
-        positions: number of positions at which a step is timed.
-        device: device to sample on.
+        method: One of ``sampling_methods``.
+        config: Network, whose attention the method replaces.
+        batch: Number of images.
+        positions: Number of positions at which a step is timed.
+        device: Device to sample on.
 
     Raises:
-        RuntimeError: the method does not compute what its network does.
+        RuntimeError: If the method does not compute what its network does.
     """
     check(method, config, device)
     precision: str | None = None

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 class ScalingSettings:
     """Settings; a kind of attention stops at the first length that takes too long.
 
-    Args:
-        shortest: first sequence length.
-        longest: last sequence length.
-        n_heads: number of heads.
-        head_size: features per head.
-        tokens: positions per pass: the batch size falls as the length grows, down to 1.
-        max_seconds: longest time of a pass.
-        repeats: number of timings.
+    Attributes:
+        shortest: First sequence length.
+        longest: Last sequence length.
+        n_heads: Number of heads.
+        head_size: Features per head.
+        tokens: Positions per pass: the batch size falls as the length grows, down to 1.
+        max_seconds: Longest time of a pass.
+        repeats: Number of timings.
     """
 
     shortest: int = 2**9

@@ -17,12 +17,12 @@ def augment(
     """Shift and mirror one process's share of a step's batch, as ``config`` asks.
 
     Args:
-        canvas: images of the share, uint8 ``[B, T, C]``.
-        step: training step; with ``config.seed`` it determines all random choices.
+        canvas: Images of the share, uint8 ``[B, T, C]``.
+        step: Training step; with ``config.seed`` it determines all random choices.
         config: ``shift`` and ``mirror`` switch the augmentations on.
-        share: the positions of the images in the whole batch.
-        height: image height in pixels; T = height × width.
-        width: image width in pixels.
+        share: The positions of the images in the whole batch.
+        height: Image height in pixels; T = height × width.
+        width: Image width in pixels.
     """
     if config.shift:
         shifts = torch.from_numpy(random_shifts(step, config)[share])

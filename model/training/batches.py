@@ -21,12 +21,12 @@ def make_batch(
     """Build one process's share of a step's batch, on the device of ``images``.
 
     Args:
-        step: training step; with ``config.seed`` it determines all random choices.
-        images: the whole training set, uint8 ``[N, T, C]``.
-        labels: its labels, int64 ``[N]``, or None.
-        config: batch size, augmentation, and the share of labels to drop.
-        share: the positions in the whole batch that this process takes.
-        network: image size and classes.
+        step: Training step; with ``config.seed`` it determines all random choices.
+        images: The whole training set, uint8 ``[N, T, C]``.
+        labels: Its labels, int64 ``[N]``, or None.
+        config: Batch size, augmentation, and the share of labels to drop.
+        share: The positions in the whole batch that this process takes.
+        network: Image size and classes.
 
     Returns:
         Images ``[B, T, C]`` and labels ``[B]``. A dropped label is ``NO_LABEL`` (-1), which trains

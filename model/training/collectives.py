@@ -23,7 +23,7 @@ class GradientAverager:
     """All-reduce of float32 tensors of fixed shapes; every process gets the same bits.
 
     Args:
-        like: tensors with the shapes and the device of the tensors to average.
+        like: Tensors with the shapes and the device of the tensors to average.
     """
 
     def __init__(self, like: Sequence[Tensor]) -> None:
@@ -45,7 +45,7 @@ class GradientAverager:
         """Replace each tensor by its mean over all processes.
 
         Raises:
-            RuntimeError: another process has ended.
+            RuntimeError: If another process has ended.
         """
         torch._foreach_copy_(self._own_input, tensors)
         if self._inputs is None:
@@ -64,7 +64,7 @@ class ShardedMap:
     Without shared memory every process computes the whole map.
 
     Args:
-        like: tensors with the device and the total number of elements of the batches.
+        like: Tensors with the device and the total number of elements of the batches.
     """
 
     def __init__(self, like: Sequence[Tensor]) -> None:
@@ -76,8 +76,8 @@ class ShardedMap:
         """Compute ``work(batch)`` for each batch.
 
         Args:
-            batches: tensors ``[n, ...]`` with the total size given to the constructor.
-            work: maps each of the n entries independently and keeps the shape.
+            batches: Tensors ``[n, ...]`` with the total size given to the constructor.
+            work: Maps each of the n entries independently and keeps the shape.
 
         Returns:
             float32 results, which the next call overwrites.

@@ -17,30 +17,30 @@ import numpy as np
 class TrainingConfig:
     """Settings of a training run.
 
-    Args:
-        steps: length of the run.
-        batch: images per step, over all processes.
-        seed: seed of the weights, batches, dropped labels and augmentation.
+    Attributes:
+        steps: Length of the run.
+        batch: Images per step, over all processes.
+        seed: Seed of the weights, batches, dropped labels and augmentation.
         learning_rate: AdamW's learning rate.
         muon_rate: Muon's learning rate, for the matrices of the blocks.
         edge_rate: AdamW's learning rate for the linear input and output maps; None means
             ``learning_rate``.
         weight_decay: Muon's weight decay; AdamW uses none.
-        warmup: steps of linear warm-up.
-        decay: share of the steps, at the end, over which the learning rates fall to zero.
-        average: decay of the moving average of the weights.
-        drop_label: share of images trained without their label.
-        shift: largest random shift in pixels; fewer images are shifted as the learning rate falls.
-        mirror: mirror each image with probability 1/2.
-        dist_aug: share of images that are turned or mirrored, with a vector that tells the network
+        warmup: Steps of linear warm-up.
+        decay: Share of the steps, at the end, over which the learning rates fall to zero.
+        average: Decay of the moving average of the weights.
+        drop_label: Share of images trained without their label.
+        shift: Largest random shift in pixels; fewer images are shifted as the learning rate falls.
+        mirror: Mirror each image with probability 1/2.
+        dist_aug: Share of images that are turned or mirrored, with a vector that tells the network
             so (``orientation.py``); the share falls as the learning rate falls.
-        checkpoint_every: steps between checkpoints.
-        evaluate_every: steps between validations.
+        checkpoint_every: Steps between checkpoints.
+        evaluate_every: Steps between validations.
         precision: ``bf16``, ``fp32``, or ``auto`` for the faster of them on this machine.
-        compile: run the network through ``torch.compile``.
+        compile: Run the network through ``torch.compile``.
 
     Raises:
-        ValueError: a setting is out of range.
+        ValueError: If a setting is out of range.
     """
 
     steps: int

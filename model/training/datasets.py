@@ -28,11 +28,11 @@ _ALL_SEEN = "the model was trained on all of them"
 class DataSource(NamedTuple):
     """A user's choice of images: a data set or a folder.
 
-    Args:
-        dataset: name of a data set, or of a preset for training.
-        images: folder of images.
-        data_dir: folder of the data sets; None searches the default folders.
-        download: download a missing data set.
+    Attributes:
+        dataset: Name of a data set, or of a preset for training.
+        images: Folder of images.
+        data_dir: Folder of the data sets; None searches the default folders.
+        download: Download a missing data set.
     """
 
     dataset: str | None = None
@@ -52,18 +52,18 @@ def load_training_data(
     """Read the training images, and split off images for validation; never read the test set.
 
     Args:
-        source: data set or folder.
-        hold_out: number of images for validation. None means those that the run of ``start`` held
+        source: Data set or folder.
+        hold_out: Number of images for validation. None means those that the run of ``start`` held
             out of the same images, else 10 %, at most 1,000.
-        size: pixels a side of the images of a folder; None means 28.
-        grey: read the images of a folder in greyscale.
-        start: metadata of the checkpoint that the run starts from.
+        size: Pixels a side of the images of a folder; None means 28.
+        grey: Read the images of a folder in greyscale.
+        start: Metadata of the checkpoint that the run starts from.
 
     Returns:
         Training images, and validation images or None.
 
     Raises:
-        ValueError: the options contradict each other, or no training images are left.
+        ValueError: If the options contradict each other, or no training images are left.
     """
     check_training_source(source, size, grey)
     if source.images is not None:
@@ -151,14 +151,14 @@ def load_test_data(config: ModelConfig, facts: Mapping[str, Any], source: DataSo
     """Read the images to evaluate a model on.
 
     Args:
-        config: the model's network.
-        facts: the metadata of its checkpoint.
-        source: a data set, whose test set is read, or a folder. Without either, the test set with
+        config: The model's network.
+        facts: The metadata of its checkpoint.
+        source: A data set, whose test set is read, or a folder. Without either, the test set with
             the model's classes is read. If the model was trained on the folder, only the held-out
             images are returned, or all with a note if there are none.
 
     Raises:
-        ValueError: the options contradict each other, or no test set fits the model.
+        ValueError: If the options contradict each other, or no test set fits the model.
     """
     if source.images is not None:
         data = _load_folder_for(config, source.images, source)
@@ -196,12 +196,12 @@ def load_judge_data(
     model's run did, else as training does by default, with at least one image to compare with.
 
     Args:
-        config: the model's network.
-        facts: the metadata of its checkpoint.
-        source: as for ``load_test_data``.
+        config: The model's network.
+        facts: The metadata of its checkpoint.
+        source: As for ``load_test_data``.
 
     Raises:
-        ValueError: as ``load_test_data``, or the folder holds a single image.
+        ValueError: As for ``load_test_data``, or if the folder holds a single image.
     """
     if source.images is None:
         test = load_test_data(config, facts, source)

@@ -52,12 +52,12 @@ def choose_process_count(batch: int, wanted: int | None) -> int:
     """Choose the number of data-parallel processes on this machine.
 
     Args:
-        batch: images per step.
-        wanted: the user's choice; None means one process for all GPUs, or on a CPU the largest
+        batch: Images per step.
+        wanted: The user's choice; None means one process for all GPUs, or on a CPU the largest
             number that divides the batch, up to one per core and one per four images.
 
     Raises:
-        ValueError: ``wanted`` does not divide the batch, exceeds the number of GPUs, or is given
+        ValueError: If ``wanted`` does not divide the batch, exceeds the number of GPUs, or is given
             although ``torchrun`` has started the processes.
     """
     if wanted is not None and "RANK" in os.environ:
@@ -86,12 +86,12 @@ def process_group(
     torch would join its next group under another name than the others.
 
     Args:
-        count: number of processes; 1 under ``torchrun``.
-        work: called in each of the other processes as ``work(device, *arguments)``; pickled.
-        arguments: pickled arguments of ``work``.
+        count: Number of processes; 1 under ``torchrun``.
+        work: Called in each of the other processes as ``work(device, *arguments)``; pickled.
+        arguments: Pickled arguments of ``work``.
 
     Raises:
-        RuntimeError: another process ended early.
+        RuntimeError: If another process ended early.
     """
     if count == 1:
         device = _device(int(os.environ.get("LOCAL_RANK", 0)))

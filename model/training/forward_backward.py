@@ -28,9 +28,9 @@ class ForwardBackward:
     then have the shape of the first.
 
     Args:
-        network: the network to train.
-        bf16: compute in bfloat16 autocast.
-        compiled: use ``torch.compile`` instead of a CUDA graph.
+        network: The network to train.
+        bf16: Compute in bfloat16 autocast.
+        compiled: Use ``torch.compile`` instead of a CUDA graph.
     """
 
     def __init__(self, network: LinearTransformer, *, bf16: bool, compiled: bool = False) -> None:

@@ -38,11 +38,11 @@ class Muon(Optimizer):
     batch among them. The step of a tall matrix is longer by the square root of its aspect ratio.
 
     Args:
-        params: matrices to optimize.
-        lr: learning rate.
-        weight_decay: decoupled weight decay per unit of learning rate.
-        momentum: decay of the momentum buffer.
-        dtype: type of the orthogonalisation. bfloat16 is accurate enough, but many times slower
+        params: Matrices to optimize.
+        lr: Learning rate.
+        weight_decay: Decoupled weight decay per unit of learning rate.
+        momentum: Decay of the momentum buffer.
+        dtype: Type of the orthogonalisation. bfloat16 is accurate enough, but many times slower
             than float32 on hardware that emulates it.
     """
 

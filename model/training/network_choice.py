@@ -59,15 +59,16 @@ def choose_network(
     """Choose the network to train.
 
     Args:
-        preset: name of a preset; None chooses the one closest to the data.
-        data: images to train on; they set size, channels and classes if there is no preset.
-        overrides: changes to the chosen network.
-        start_from: checkpoint whose layers, widths and attention the network takes over.
-        resumed: network of a run to resume, which replaces preset and checkpoint.
+        preset: Name of a preset; None chooses the one closest to the data.
+        data: Images to train on; they set size, channels and classes if there is no preset.
+        overrides: Changes to the chosen network.
+        start_from: Checkpoint whose layers, widths and attention the network takes over.
+        resumed: Network of a run to resume, which replaces preset and checkpoint.
 
     Raises:
-        ValueError: the network is invalid, or ``resumed`` has another architecture than ``preset``.
-        CheckpointError: the checkpoint's network cannot be grown into the chosen one.
+        ValueError: If the network is invalid, or ``resumed`` has another architecture than
+            ``preset``.
+        CheckpointError: If the checkpoint's network cannot be grown into the chosen one.
     """
     if resumed is not None:
         check_same_architecture(preset, resumed)

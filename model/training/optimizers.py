@@ -21,10 +21,10 @@ def make_optimizers(
     """Create Muon and AdamW for a network.
 
     Args:
-        model: the network to train.
-        config: learning rates and weight decay. The entry ``"rate"`` of each parameter group holds
+        model: The network to train.
+        config: Learning rates and weight decay. The entry ``"rate"`` of each parameter group holds
             its full learning rate.
-        bf16: orthogonalise in bfloat16 instead of float32.
+        bf16: Orthogonalise in bfloat16 instead of float32.
     """
     matrices: list[Tensor] = []
     others: dict[float, list[Tensor]] = {}  # by rate

@@ -71,7 +71,7 @@ def read_saved_run(folder: Path) -> SavedRun:
     """Read the run saved in a folder.
 
     Raises:
-        CheckpointError: there is none, or this version cannot continue it.
+        CheckpointError: If there is none, or this version cannot continue it.
     """
     path = folder / "training.pt"
     saved = _read(path, torch.device("cpu"))
@@ -100,7 +100,7 @@ def load_training_state(
     """Load the saved state of a run with this network and these settings.
 
     Raises:
-        CheckpointError: the state is missing, damaged, or refused by ``check_resumable``.
+        CheckpointError: If the state is missing, damaged, or refused by ``check_resumable``.
     """
     saved = _read(path, device)
     check_resumable(path, saved, model, training_config)

@@ -39,8 +39,8 @@ def overfitting_report(validation: Sequence[Mapping[str, float]], trained: float
     """Describe a problem with the validation curve, or return "" if there is none.
 
     Args:
-        validation: all validations of the run, with ``step`` and ``bits_per_dim``.
-        trained: bits/dim of the last training batch; NaN if no step was taken. If it is above the
+        validation: All validations of the run, with ``step`` and ``bits_per_dim``.
+        trained: Bits/dim of the last training batch; NaN if no step was taken. If it is above the
             best validation, the network has not overfitted but forgotten.
     """
     if not validation or math.isnan(trained):
@@ -82,12 +82,12 @@ def _describe_data(data: Dataset, validation: Dataset | None) -> str:
 class Run:
     """A training run: new, resumed, or started from a checkpoint's weights.
 
-    Args:
-        network: network to train.
-        training_config: training settings.
-        folder: folder of the run.
-        resume: continue the run saved in the folder.
-        start_from: checkpoint whose weights a new run starts with.
+    Attributes:
+        network: Network to train.
+        training_config: Training settings.
+        folder: Folder of the run.
+        resume: Continue the run saved in the folder.
+        start_from: Checkpoint whose weights a new run starts with.
     """
 
     network: ModelConfig
@@ -106,10 +106,10 @@ class Run:
         """Train to the last step or until a stop is requested, and return a summary.
 
         Args:
-            data: images to train on.
-            validation: held-out images, or None.
-            after_validation: receives the averaged network and the folder after each validation.
-            processes: number of data-parallel processes; None chooses it for the machine
+            data: Images to train on.
+            validation: Held-out images, or None.
+            after_validation: Receives the averaged network and the folder after each validation.
+            processes: Number of data-parallel processes; None chooses it for the machine
                 (``choose_process_count``).
 
         Returns:

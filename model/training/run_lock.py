@@ -23,7 +23,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     file systems without locks, where we go on unlocked.
 
     Raises:
-        ValueError: another run holds the lock, or the folder cannot be written.
+        ValueError: If another run holds the lock, or the folder cannot be written.
     """
     path = folder / LOCK_NAME
     with contextlib.ExitStack() as stack:

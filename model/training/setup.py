@@ -31,18 +31,18 @@ from scanline.model.training.run import Run, check_no_run
 class RunOptions:
     """A user's options for a training run, as in ``scanline train``.
 
-    Args:
-        source: preset, whose data set to train on, or folder of images.
-        size: side in pixels of the scaled images of the folder; None for the default.
-        grey: convert the folder's images to grey.
-        out: folder of the run; None for the default.
-        resume: continue the run in that folder.
-        start_from: checkpoint whose weights a new run starts with.
-        settings: fields of ``TrainingConfig``.
-        explicit_settings: names of the settings that the user set; a resumed run keeps its others.
-        overrides: changes to the preset's network.
-        processes: number of data-parallel processes; None for the default.
-        hold_out: number of images kept for validation; None for the default.
+    Attributes:
+        source: Preset, whose data set to train on, or folder of images.
+        size: Side in pixels of the scaled images of the folder; None for the default.
+        grey: Convert the folder's images to grey.
+        out: Folder of the run; None for the default.
+        resume: Continue the run in that folder.
+        start_from: Checkpoint whose weights a new run starts with.
+        settings: Fields of ``TrainingConfig``.
+        explicit_settings: Names of the settings that the user set; a resumed run keeps its others.
+        overrides: Changes to the preset's network.
+        processes: Number of data-parallel processes; None for the default.
+        hold_out: Number of images kept for validation; None for the default.
     """
 
     source: DataSource
@@ -73,9 +73,9 @@ def prepare_run(options: RunOptions) -> PreparedRun:
     images may take minutes.
 
     Raises:
-        ValueError: the options are invalid or contradict each other or the run to resume.
-        CheckpointError: the run to resume or the checkpoint to start from cannot be used.
-        OSError: the data cannot be read.
+        ValueError: If the options are invalid or contradict each other or the run to resume.
+        CheckpointError: If the run to resume or the checkpoint to start from cannot be used.
+        OSError: If the data cannot be read.
     """
     source = options.source
     folder = choose_run_folder(options.out, source.dataset, source.images, options.resume)
@@ -124,8 +124,8 @@ def choose_run_folder(
     """Choose a run's folder: ``out``, else ``runs/`` and the name of the data.
 
     Raises:
-        ValueError: the folder holds a run that is not to be resumed, or none to resume, or lies in
-            the folder of images.
+        ValueError: If the folder holds a run that is not to be resumed, or none to resume, or lies
+            in the folder of images.
     """
     folder = out or Path("runs") / (dataset or (images.resolve().name if images else ""))
     if images and not dataset and folder.resolve().is_relative_to(images.resolve()):
@@ -169,12 +169,12 @@ def check_resume_options(
     Done before the images are read, which may take long.
 
     Args:
-        resumed: the run's network.
-        size: the option ``--size``.
-        grey: the option ``--grey``.
-        start_from: the option ``--from``.
-        hold_out: the option ``--hold-out``.
-        held_out: the number of images that the run holds out, if known.
+        resumed: The run's network.
+        size: The option ``--size``.
+        grey: The option ``--grey``.
+        start_from: The option ``--from``.
+        hold_out: The option ``--hold-out``.
+        held_out: The number of images that the run holds out, if known.
     """
     if start_from:
         raise ValueError(

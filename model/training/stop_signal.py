@@ -18,7 +18,7 @@ class StopSignal:
     terminal may send several.
 
     Args:
-        notify: receives a message for the user when a stop is requested, because the current work
+        notify: Receives a message for the user when a stop is requested, because the current work
             may take minutes to finish.
     """
 

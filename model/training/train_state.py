@@ -33,12 +33,12 @@ class TrainState:
     (``distributed.py``) each has its own TrainState and takes its share of every batch.
 
     Args:
-        model: network to train.
-        config: training settings.
-        device: device to train on.
+        model: Network to train.
+        config: Training settings.
+        device: Device to train on.
 
     Raises:
-        ValueError: the batch cannot be divided among the processes.
+        ValueError: If the batch cannot be divided among the processes.
     """
 
     def __init__(self, model: ModelConfig, config: TrainingConfig, device: torch.device) -> None:
@@ -88,11 +88,11 @@ class TrainState:
         step later.
 
         Args:
-            images: the whole training set, uint8 ``[N, T, C]``.
-            labels: its labels, int64 ``[N]``, or None.
+            images: The whole training set, uint8 ``[N, T, C]``.
+            labels: Its labels, int64 ``[N]``, or None.
 
         Raises:
-            FloatingPointError: the loss or the gradient is not finite.
+            FloatingPointError: If the loss or the gradient is not finite.
         """
         canvas, label = self._batch(self.step, images, labels)
         bits = self._forward_backward(

@@ -55,10 +55,10 @@ class Trainer:
     data-parallel processes (``distributed.py``) only the first writes.
 
     Args:
-        model: network to train.
-        config: training settings.
-        folder: folder of the run; created if it does not exist.
-        device: device to train on.
+        model: Network to train.
+        config: Training settings.
+        folder: Folder of the run; created if it does not exist.
+        device: Device to train on.
     """
 
     def __init__(
@@ -94,18 +94,18 @@ class Trainer:
         """Train to the last step or until a stop is requested, and leave a checkpoint.
 
         Args:
-            data: images to train on.
-            validation: held-out images, or None.
-            stop: stop request, checked after every step.
-            quiet: show no progress bar.
-            after_validation: receives the averaged network and the folder after each validation,
+            data: Images to train on.
+            validation: Held-out images, or None.
+            stop: Stop request, checked after every step.
+            quiet: Show no progress bar.
+            after_validation: Receives the averaged network and the folder after each validation,
                 for example to draw samples.
 
         Raises:
-            ValueError: the images or labels do not fit the network.
-            CheckpointError: a resumed run was trained on other data.
-            FloatingPointError: training diverged. The checkpoint is the last good one; the weights
-                in memory are unusable.
+            ValueError: If the images or labels do not fit the network.
+            CheckpointError: If a resumed run was trained on other data.
+            FloatingPointError: If training diverged. The checkpoint is the last good one; the
+                weights in memory are unusable.
         """
         self._check(data)
         self.held_out = 0 if validation is None else len(validation)
@@ -234,7 +234,7 @@ class Trainer:
         """Write the averaged weights and the state to resume, each atomically.
 
         Raises:
-            FloatingPointError: a weight is not finite; nothing is written.
+            FloatingPointError: If a weight is not finite; nothing is written.
         """
         if not self._is_writer:
             return
@@ -267,7 +267,7 @@ class Trainer:
         is grown into this network and draws the same images at first (``growth.py``).
 
         Raises:
-            CheckpointError: the checkpoint cannot be read or is of another network.
+            CheckpointError: If the checkpoint cannot be read or is of another network.
         """
         start = load_checkpoint(path)
         network = self.train_state.model.config

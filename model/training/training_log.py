@@ -30,7 +30,7 @@ class TrainingLog:
         """Append a line, rounding numbers to five decimals.
 
         Raises:
-            OSError: the file cannot be written; the message names it.
+            OSError: If the file cannot be written; the message names it.
         """
         line = {k: None if value is None else round(value, 5) for k, value in fields.items()}
         try:

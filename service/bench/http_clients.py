@@ -24,12 +24,12 @@ TIMEOUT = 600.0  # seconds without a byte
 class Workload:
     """Load of the clients: each repeats ``POST /v1/samples`` for ``n`` images.
 
-    Args:
-        port: port of the server.
-        accept: media type of the replies.
+    Attributes:
+        port: Port of the server.
+        accept: Media type of the replies.
         body: JSON body without ``n``.
-        n: images per request.
-        clients: number of clients.
+        n: Images per request.
+        clients: Number of clients.
     """
 
     port: int
@@ -97,8 +97,8 @@ def running_clients(workload: Workload, pixels: int) -> Iterator[Callable[[float
     and ends when no image of theirs is left in the server.
 
     Args:
-        workload: load of the clients.
-        pixels: pixels per image.
+        workload: Load of the clients.
+        pixels: Pixels per image.
 
     Yields:
         A function that waits for a number of seconds and raises ``RuntimeError`` if a client fails.

@@ -57,9 +57,9 @@ class SimulatedDecoder(Decoder):
     """Decoder that returns one image at ``rate`` images/s, asynchronously like a GPU.
 
     Args:
-        config: network to simulate.
-        max_slots: number of slots.
-        rate: images/s.
+        config: Network to simulate.
+        max_slots: Number of slots.
+        rate: Images/s.
     """
 
     backend = "simulated"
@@ -202,10 +202,10 @@ def measure_http_overhead(
     """Measure the overhead of each reply format.
 
     Args:
-        checkpoint: model to simulate.
-        rate: images/s of the simulated decoder.
-        slots: number of slots.
-        seconds: duration of each measurement.
+        checkpoint: Model to simulate.
+        rate: Images/s of the simulated decoder.
+        slots: Number of slots.
+        seconds: Duration of each measurement.
 
     Returns:
         Results as JSON; ``share`` is the rate of replies relative to the decoder's.

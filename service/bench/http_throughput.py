@@ -104,9 +104,9 @@ def measure_http_throughput(
     machine's speed does not affect their ratios.
 
     Args:
-        checkpoint: model to serve.
-        backend: backend of the decoder.
-        repeats: number of repeats, whose medians are returned.
+        checkpoint: Model to serve.
+        backend: Backend of the decoder.
+        repeats: Number of repeats, whose medians are returned.
     """
     decoder = create_decoder(
         checkpoint.model, SLOTS, backend, precision=checkpoint.native_precision

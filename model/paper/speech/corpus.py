@@ -51,11 +51,11 @@ def read_corpus(folder: Path, stack: int) -> Corpus:
     """Read a corpus.
 
     Args:
-        folder: folder of the corpus.
-        stack: number of frames that the encoder will combine into one step.
+        folder: Folder of the corpus.
+        stack: Number of frames that the encoder will combine into one step.
 
     Raises:
-        DataError: files are missing or malformed, or an utterance has too few steps for CTC to
+        DataError: If files are missing or malformed, or an utterance has too few steps for CTC to
             align its phonemes.
     """
     read = {split: _read_split(folder / split) for split in SPLITS}

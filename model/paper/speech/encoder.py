@@ -41,13 +41,13 @@ class Encoder(nn.Module):
     S is T / ``stack``, rounded up.
 
     Args:
-        kind: one of ``KINDS``.
-        sizes: sizes of the network.
-        features: features per frame.
-        phonemes: number of phonemes P.
+        kind: One of ``KINDS``.
+        sizes: Sizes of the network.
+        features: Features per frame.
+        phonemes: Number of phonemes P.
 
     Raises:
-        ValueError: the kind is unknown.
+        ValueError: If the kind is unknown.
     """
 
     def __init__(self, kind: str, sizes: Sizes, features: int, phonemes: int) -> None:

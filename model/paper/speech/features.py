@@ -19,9 +19,9 @@ def mel_filters(bins: int, rate: int, bands: int = BANDS) -> Tensor:
     """Create triangular filters of height 1, spaced evenly in mel, as float32 ``[bands, bins]``.
 
     Args:
-        bins: number of bins of the spectrum, from 0 to ``rate`` / 2.
-        rate: sample rate in Hz.
-        bands: number of filters; each ends at the centers of its neighbours.
+        bins: Number of bins of the spectrum, from 0 to ``rate`` / 2.
+        rate: Sample rate in Hz.
+        bands: Number of filters; each ends at the centers of its neighbours.
     """
     mel = to_mel(torch.linspace(0, rate / 2, bins, dtype=torch.float64))
     spacing = mel[-1] / (bands + 1)

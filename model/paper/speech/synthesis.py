@@ -65,12 +65,12 @@ def synthesise(folder: Path, counts: tuple[int, int, int], words: tuple[int, int
     The words, voice, speed, pitch and noise of an utterance are random, seeded by its number.
 
     Args:
-        folder: folder of the corpus.
-        counts: numbers of utterances for training, validation and testing.
-        words: smallest and largest number of words of an utterance.
+        folder: Folder of the corpus.
+        counts: Numbers of utterances for training, validation and testing.
+        words: Smallest and largest number of words of an utterance.
 
     Raises:
-        DataError: espeak-ng is not installed or fails.
+        DataError: If espeak-ng is not installed or fails.
     """
     wanted = [(split, n) for split, count in zip(SPLITS, counts, strict=True) for n in range(count)]
     for split, number in tqdm(wanted, desc="speaking", unit="", leave=False, disable=None):
@@ -92,11 +92,11 @@ def add_noise(sound: Tensor, decibels: float, tilt: float, generator: torch.Gene
     """Add noise to a sound.
 
     Args:
-        sound: samples ``[N]``.
-        decibels: energy of the sound relative to that of the noise.
-        tilt: exponent with which the noise's energy falls with the frequency: 0 is white noise, 1
+        sound: Samples ``[N]``.
+        decibels: Energy of the sound relative to that of the noise.
+        tilt: Exponent with which the noise's energy falls with the frequency: 0 is white noise, 1
             pink noise.
-        generator: source of the noise.
+        generator: Source of the noise.
     """
     spectrum = torch.fft.rfft(torch.randn(len(sound), generator=generator))
     frequency = torch.arange(len(spectrum)).clamp(min=1)
@@ -110,16 +110,16 @@ def speak(text: str, voice: str, speed: int, pitch: int) -> tuple[Tensor, int, l
     """Synthesize speech.
 
     Args:
-        text: text to speak.
+        text: Text to speak.
         voice: espeak-ng voice.
-        speed: words per minute.
+        speed: Words per minute.
         pitch: espeak-ng pitch, 0 to 99.
 
     Returns:
         Samples between -1 and 1, the sample rate in Hz, and the phonemes.
 
     Raises:
-        DataError: espeak-ng is not installed or fails.
+        DataError: If espeak-ng is not installed or fails.
     """
     program = shutil.which("espeak-ng")
     if program is None:

@@ -42,15 +42,15 @@ class SpeechSettings:
     The transformers train with RAdam and the LSTM with Adam. A learning rate is halved when the
     validation error stops decreasing.
 
-    Args:
-        sizes: sizes of the encoders.
-        seconds: training time of each encoder; None to end when validation stops improving.
-        batch: utterances per step.
-        learning_rate: of the transformers.
-        lstm_learning_rate: of the LSTM.
-        utterances: numbers of synthetic utterances for training, validation and testing.
-        words: smallest and largest number of words of a synthetic utterance.
-        data: name of the corpus folder; "" for synthetic speech.
+    Attributes:
+        sizes: Sizes of the encoders.
+        seconds: Training time of each encoder; None to end when validation stops improving.
+        batch: Utterances per step.
+        learning_rate: Learning rate of the transformers.
+        lstm_learning_rate: Learning rate of the LSTM.
+        utterances: Numbers of synthetic utterances for training, validation and testing.
+        words: Smallest and largest number of words of a synthetic utterance.
+        data: Name of the corpus folder; "" for synthetic speech.
     """
 
     sizes: Sizes
