@@ -141,7 +141,7 @@ class ModelConfig:
 
     @property
     def has_state(self) -> bool:
-        """Whether the network has a recurrent state; otherwise it draws by recomputation."""
+        """True if the network has a recurrent state; otherwise it draws by recomputation."""
         return not self.attention.startswith("lsh")
 
     @property

@@ -40,8 +40,8 @@ from scanline.service.tracing import TracingMiddleware
 from scanline.service.web.og_image import router as og_image_router
 from scanline.service.web.pages import DOCS_STATIC, add_pages
 
-QUIET_PATHS = ("/livez", "/readyz", "/metrics")  # not in the log and in traces by default
-LOADING_JOIN_SECONDS = 1.0  # for which a server that ends waits for models that are being loaded
+QUIET_PATHS = ("/livez", "/readyz", "/metrics")  # excluded from the log and the traces by default
+LOADING_JOIN_SECONDS = 1.0  # how long a stopping server waits for models that are still loading
 
 DESCRIPTION = (
     "Draws small images pixel by pixel with a linear transformer that runs as an RNN. Images are "

@@ -24,7 +24,7 @@ from scanline.service.upload_limits import CheckSize, open_upload
 # that suffice. ``open_upload`` limits the cost of decoding.
 OpenImage = Callable[[BinaryIO, str, CheckSize | None, int | None], Image.Image]
 
-MAX_SIDE = 2048  # of an enlarged image in a reply
+MAX_SIDE = 2048  # maximum side of an enlarged image in a reply, in pixels
 GRID_GAP = 2  # pixels between the images of a grid
 
 
@@ -90,17 +90,15 @@ def _open_mask(
 ) -> Image.Image:
     """Open a mask of the model's size, or of the aspect ratio of the image that is fitted."""
     size = (config.width, config.height)
-    allowed = f"{size[0]} × {size[1]}"
+    allowed = f"{size[0]} × {size[1]} (the model's size)"
     if original != size:
-        allowed += f", or the image's, {original[0]} × {original[1]}, or that scaled down"
+        allowed += f", or {original[0]} × {original[1]} (the image's size), possibly scaled down"
 
     def check_size(width: int, height: int) -> None:
         # Rounding both sides of a scaled image changes the products by at most this much.
         same_aspect = abs(width * original[1] - height * original[0]) <= max(original)
         if (width, height) != size and not (fit != "exact" and same_aspect):
-            raise ImageError(
-                f"the mask is {width} × {height}; it must have the model's size, {allowed}", "mask"
-            )
+            raise ImageError(f"the mask is {width} × {height}; it must be {allowed}", "mask")
 
     mask = open_upload(file, "mask", check_size)
     check_size(*mask.size)

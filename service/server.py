@@ -110,7 +110,7 @@ def bind_sockets(hosts: list[str], port: int) -> list[socket.socket]:
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
-                # A name may have some addresses that this machine has not.
+                # A host name may also resolve to addresses that this machine does not have.
                 reason = os.strerror(error.errno)
     except socket.gaierror as error:
         reason = str(error.strerror)

@@ -60,8 +60,8 @@ class Settings(BaseSettings):
         float,
         Field(
             ge=0,
-            description="Interval in which the weights' folder is checked for changed models; "
-            "0: only at POST /v1/models/reload.",
+            description="Seconds between checks of the weights folder for changed models; 0 checks "
+            "only at POST /v1/models/reload.",
         ),
     ] = 2.0
     backend: Literal["auto", "reference", "native", "triton"] = "auto"
@@ -105,10 +105,10 @@ class Settings(BaseSettings):
         int, Field(ge=0, description="Finished images kept for replay per model.")
     ] = 4096
     keep_seconds: Annotated[
-        float, Field(ge=0, description="Time for which finished images are kept.")
+        float, Field(ge=0, description="Seconds for which finished images are kept.")
     ] = 300.0
     grace_seconds: Annotated[
-        float, Field(ge=0, description="Time in which a dropped stream may be resumed.")
+        float, Field(ge=0, description="Seconds in which a dropped stream may be resumed.")
     ] = 15.0
     drain_seconds: Annotated[
         float,
@@ -193,7 +193,7 @@ class Settings(BaseSettings):
         float, Field(ge=0, description="Delay before idle replicas are stopped.")
     ] = 60.0
     png_metadata: Annotated[
-        bool, Field(description="Write into each PNG what it takes to draw it again.")
+        bool, Field(description="Store the recipe (model, seed and options) in each PNG.")
     ] = True
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -339,7 +339,7 @@ class Settings(BaseSettings):
 
     @property
     def watches_weights(self) -> bool:
-        """True if changed models are loaded by themselves: if the folder is not the shipped one."""
+        """True if changed models are reloaded automatically; the shipped folder never changes."""
         return self.watch_seconds > 0 and self.weights != SHIPPED_WEIGHTS and not self.cluster
 
     @property

@@ -37,6 +37,7 @@ MAX_COMMENTS = 1000  # in a plain PPM; for each, Pillow moves everything that fo
 # TIFF is excluded: a small file may have a tile of gigabytes, and libtiff writes to stderr.
 FORMATS = tuple(name for name in images.FORMATS if name != "TIFF")
 
+_SAVE_AGAIN = "open it in an image editor and save it again"
 _SCAN, _APP1, _END = 0xDA, 0xE1, 0xD9
 # JPEG markers whose segments Pillow skips by their length; it reads other data byte by byte.
 _SEGMENTS = [marker & 0xFF for marker, (_, _, read) in MARKER.items() if read]
@@ -126,13 +127,13 @@ def _check_parts(file: BinaryIO, param: str) -> None:
     elif start.startswith(GIF) and _has_more_than(
         _blocks(data), MAX_PARTS + len(data) // MIN_GIF_BLOCK_BYTES
     ):
-        raise ImageError("the GIF has blocks smaller than encoders write; save it again", param)
+        raise ImageError(f"the GIF consists of unusually small blocks; {_SAVE_AGAIN}", param)
     elif (
         start[:1] == b"P"
         and start[1:2] in b"123456f"
         and not _PPM.match(data, 0, MAX_PADDING_BYTES)
     ):
-        raise ImageError("the image's header is too long or damaged; save it again", param)
+        raise ImageError(f"the image's header is too long or damaged; {_SAVE_AGAIN}", param)
 
 
 def _has_more_than(parts: Iterable[int], limit: int) -> bool:
@@ -145,7 +146,7 @@ def _check_chunks(png: bytes, param: str) -> None:
         counts[kind] += 1
         what, limit = PART_LIMITS.get(kind, ("chunks", MAX_PARTS))
         if counts[kind] > limit or chunks > MAX_PARTS:
-            raise ImageError(f"the PNG has over {limit:,} {what}; save it again", param)
+            raise ImageError(f"the PNG has over {limit:,} {what}; {_SAVE_AGAIN}", param)
         if kind == b"eXIf":
             _check_exif(end - start, param)
 
@@ -194,13 +195,14 @@ def _check_segments(jpeg: bytes, param: str) -> None:
         counts[kind] += 1
         what, limit = PART_LIMITS.get(kind, ("parts", MAX_PARTS))
         if counts[kind] > limit:
-            raise ImageError(f"the JPEG has over {limit:,} {what}; save it again", param)
+            raise ImageError(f"the JPEG has over {limit:,} {what}; {_SAVE_AGAIN}", param)
 
 
 def _check_exif(size: int, param: str) -> None:
     if size > MAX_EXIF_BYTES:
         raise ImageError(
-            f"the image has {size:,} bytes of Exif, more than {MAX_EXIF_BYTES:,}; save it without",
+            f"the image has {size:,} bytes of Exif, more than {MAX_EXIF_BYTES:,}; remove the Exif "
+            "data and send it again",
             param,
         )
 

@@ -164,7 +164,7 @@ class Decoder(ABC):
 
     @property
     def broken(self) -> bool:
-        """Whether the device is lost for this process; waits for the device."""
+        """True if this process cannot use the device again. Waits for the device."""
         return False
 
     @property

@@ -35,7 +35,7 @@ class PrecisionCost:
 
     @property
     def acceptable(self) -> bool:
-        """Whether the cost is at most ``MAX_COST``, by two standard errors and enough images."""
+        """True if enough images show, by two standard errors, a cost of at most ``MAX_COST``."""
         upper_bound = self.bits_per_dim + 2 * self.standard_error
         return upper_bound <= MAX_COST and self.images >= MIN_IMAGES
 

@@ -33,7 +33,9 @@ class StopSignal:
                 signal.signal(each, signal.SIG_IGN if each == _SIGHUP else signal.SIG_DFL)
         # The output may be closed, or the signal may have interrupted a write to the same stream.
         with contextlib.suppress(OSError, RuntimeError):
-            self._notify("\nstopping after the current step; interrupt again to quit unsaved\n")
+            self._notify(
+                "\nstopping after the current step; press Ctrl-C again to quit without saving\n"
+            )
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[StopSignal]:

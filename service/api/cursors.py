@@ -55,8 +55,8 @@ def parse_cursors(event_id: str, generation: Generation) -> list[Cursor]:
         cursors += [Cursor(position, int(run[3] or 0), bool(run[4])) for _ in range(count)]
     if len(cursors) != images:
         raise ApiError(
-            400, "last-event-id: this is no event id of this stream; leave it out to receive the "
-            "stream from the start",
+            400, "last-event-id: this is not the id of an event of this stream; leave it out to "
+            "receive the stream from the start",
             param="last-event-id", code="invalid_value",
         )  # fmt: skip
     return cursors

@@ -85,7 +85,7 @@ LABEL_HELP = (
 
 
 class SamplingFields(RequestBody):
-    """Sampling options that every request to draw has.
+    """Sampling options shared by all drawing requests.
 
     ``SamplingOptions`` (model/sampling.py) explains them. A new option needs a field here.
     """
@@ -95,7 +95,7 @@ class SamplingFields(RequestBody):
     guidance: Guidance = None
 
     def sampling_options(self, **others: Any) -> SamplingOptions:
-        """Collect the fields that are sampling options, and ``others`` that are no fields."""
+        """Build the sampling options from the fields and from ``others``, which are not fields."""
         names = {field.name for field in fields(SamplingOptions)} & type(self).model_fields.keys()
         given = {name: getattr(self, name) for name in names} | others
         return SamplingOptions(**{name: v for name, v in given.items() if v is not None})
@@ -119,7 +119,7 @@ class DrawRequest(SamplingFields):
     stream: Annotated[bool, Field(description="Reply with server-sent events.")] = False
     granularity: Annotated[
         Granularity,
-        Field(description="Of a stream: one update per pixel, per row, or per event (`auto`)."),
+        Field(description="For streams: one update per pixel, per row, or per event (`auto`)."),
     ] = "auto"
     output: Annotated[
         Output,
@@ -190,7 +190,7 @@ class VerifyForm(RequestBody):
     image: Annotated[Upload, Field(description="A PNG that Scanline saved.")]
     source: Annotated[
         Upload | None,
-        Field(description="Of a completion: the picture that was completed, marked as it was."),
+        Field(description="For a completion: the original picture, with the same part marked."),
     ] = None
     mask: Annotated[
         Upload | None, Field(description="The mask of `source`, as for `/v1/completions`.")

@@ -83,7 +83,8 @@ Size = Annotated[
     typer.Option(
         min=2,
         max=256,
-        help="Size in pixels of the scaled --images, per side. Default: 28, or the resumed run's.",
+        help="Width and height in pixels to which --images are scaled. Default: 28, or the "
+        "resumed run's size.",
     ),
 ]
 Grey = Annotated[bool, typer.Option("--grey", help="Convert --images to grey.")]
@@ -92,7 +93,7 @@ Metadata = Annotated[
     bool,
     typer.Option(
         envvar="SCANLINE_PNG_METADATA",
-        help="Write into the PNG what it takes to draw it again (see `scanline verify`).",
+        help="Store the recipe (model, seed and options) in the PNG, for `scanline verify`.",
     ),
 ]
 Scale = Annotated[int, typer.Option(min=1, max=32, help="Enlarge by this factor.")]

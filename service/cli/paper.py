@@ -29,7 +29,8 @@ RowCount = Annotated[
     typer.Option("--rows", min=1, help="Stop after this number of new rows."),
 ]
 Folder = Annotated[
-    Path, typer.Option("--out", help="Folder of the results. A run continues those that are there.")
+    Path,
+    typer.Option("--out", help="Folder of the results. Unfinished results are continued."),
 ]
 Threads = Annotated[
     int,

@@ -40,7 +40,10 @@ def train(
     ] = 0.02,
     edge_rate: Annotated[
         float | None,
-        typer.Option(help="AdamW's learning rate for the maps before and after the blocks."),
+        typer.Option(
+            help="AdamW's learning rate for the linear input and output layers. Default: "
+            "--learning-rate."
+        ),
     ] = None,
     decay: Annotated[
         float, typer.Option(help="Share of the steps over which the learning rates fall to 0.")

@@ -14,10 +14,10 @@ from scanline.service.engine.generation import Clock
 
 log = logging.getLogger("scanline.cluster")
 
-HEARTBEAT_SECONDS = 1.0  # between two heartbeats
-HEARTBEAT_TIMEOUT = 5.0  # for a replica to report
-LOST_SECONDS = 5.0  # without a successful heartbeat, after which there are no replicas
-SILENT_SECONDS = 60.0  # that a replica may be silent; Ray restarts it sooner
+HEARTBEAT_SECONDS = 1.0  # interval of the heartbeats
+HEARTBEAT_TIMEOUT = 5.0  # seconds in which a replica must report
+LOST_SECONDS = 5.0  # time without a successful heartbeat after which all replicas count as lost
+SILENT_SECONDS = 60.0  # maximum silence of one replica; Ray restarts it sooner
 
 
 class HeartbeatMonitor:

@@ -106,7 +106,7 @@ class ReplicaReport(NamedTuple):
 
     @property
     def reproducibility(self) -> str:
-        """What replicas must have in common to draw parts of the same image."""
+        """Identifier of the bytes that a replica draws; equal in replicas that share an image."""
         return reproducibility(self.arithmetic, self.variant)
 
 

@@ -35,7 +35,7 @@ log = logging.getLogger("scanline.cluster")
 # Sending an update costs as much as drawing thousands of pixels.
 UPDATES_PER_SECOND = 120  # of all work items together
 ITEM_UPDATES_PER_SECOND = 60  # of one work item
-SHARE_SECONDS = 5.0  # after which a silent frontend has no waiting images
+SHARE_SECONDS = 5.0  # age at which a silent frontend's waiting images no longer count
 
 
 class Replica:

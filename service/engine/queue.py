@@ -275,8 +275,8 @@ class Queue:
                 cut = [one for one in self._live.values() if not one.cancelled]
                 if cut and self._drains:
                     log.warning(
-                        "%s: cutting off %d images of %d requests, because the drain time is over; "
-                        "SCANLINE_DRAIN_SECONDS sets it",
+                        "%s: stopped %d unfinished images of %d requests, because the drain time "
+                        "is over; raise SCANLINE_DRAIN_SECONDS to allow more",
                         self._name, sum(one.unfinished for one in cut), len(cut),
                     )  # fmt: skip
                 for generation in self._live.values():

@@ -82,8 +82,8 @@ class RequestBody(BaseModel):
 def document_form(**example: Any) -> Callable[[dict[str, Any]], None]:
     """Return a ``json_schema_extra`` function that documents a form by an example.
 
-    ``/docs`` fills the form in with the example. Without one it would make up values that are
-    refused, as a word for each text and the largest allowed number. Files are left to be chosen.
+    ``/docs`` fills the form with the example. Without one, Swagger UI would invent values that the
+    server refuses, such as a word in each text field. File fields stay empty.
     """
 
     def document(schema: dict[str, Any]) -> None:

@@ -33,8 +33,7 @@ class StreamPacer:
 
     Streams that send many events share a budget of events per second: the more there are, the
     longer each pauses between two events. Streams that wait, or send few events, do not count. The
-    event loop takes its time from the cores that do the work, so the budget grows with their
-    number.
+    event loop competes with the decoder for CPU time, so the budget grows with the number of cores.
 
     Args:
         gauge: Gauge of open streams.

@@ -118,7 +118,8 @@ class FairThreadPool:
             turn = next(iter(turns))
             self._waiting.move_to_end(caller)
             self._remove(caller, turn)
-            if not turn.cancelled():  # its task has not noticed the cancellation yet
+            # Skip a cancelled turn, whose task has not run since.
+            if not turn.cancelled():
                 turn.set_result(None)
                 return
         self._free += 1

@@ -1,4 +1,4 @@
-"""Recipe of a picture: what it takes to draw it again, stored in its PNG file.
+"""Recipe of a picture, stored in its PNG file: all that is needed to draw it again.
 
 A file has two uncompressed text chunks: ``scanline`` with the recipe as JSON, and ``parameters``
 with the same facts as one line per picture, in the form that other image tools display. Nothing
@@ -34,7 +34,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Recipe(BaseModel):
-    """What it takes to draw the picture of a PNG file again."""
+    """Parameters that redraw the picture of a PNG file: model, weights, seed and options."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid",

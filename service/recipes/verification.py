@@ -119,8 +119,8 @@ def other_weights(recipe: Recipe, here: str | None) -> Verification:
 def source_missing(recipe: Recipe) -> Verification:
     """Return the verdict on a completion whose known pixels are not at hand."""
     message = (
-        "It is a completion. To draw it again, the picture that was completed is needed, with the "
-        "same part to draw."
+        "This picture is a completion. To check it, the original picture is needed, with the same "
+        "part marked."
     )
     return Verification(Verdict.SOURCE_MISSING, message, recipe)
 

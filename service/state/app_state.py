@@ -29,8 +29,8 @@ from scanline.service.tracing import Tracing
 
 log = logging.getLogger("scanline.server")
 
-JSON_BYTES = 65_536  # of a JSON body, without the values of an image in it
-VALUE_BYTES = 6  # of one value of an image in JSON, with a comma and one or two blanks
+JSON_BYTES = 65_536  # limit of a JSON body, not counting image values
+VALUE_BYTES = 6  # bytes per image value in JSON, with a comma and one or two blanks
 LARGE_IMAGE = 2**18  # pixels; a larger image takes tens of milliseconds to encode
 
 

@@ -34,7 +34,7 @@ MAX_PREVIEW_IMAGES = 4  # more images would be too small in a chat
 MAX_PAGE_SEED = 2**53 - 1  # the largest exact integer in JavaScript
 _SEED = re.compile(r"[0-9]{1,16}")
 PREVIEW_SIDE = 600  # pixels, rounded down to a multiple of the image's side
-MAX_AGE_SECONDS = 600  # for which caches keep a preview, even if the model changes
+MAX_AGE_SECONDS = 600  # how long caches keep a preview, even if the model changes
 MAX_IMAGE_TEXT = 20_000  # base64 characters of a picture in a link
 
 router = APIRouter()

@@ -150,5 +150,5 @@ def test_particle_warning_is_shown(visit: Open) -> None:
     page.route("**/v1/completions", warn)
     page.click("#complete-form button[type=submit]")
     expect(page.locator("#complete [data-status-panel]")).to_contain_text(
-        "few tries fitted what follows"
+        "Few tries fitted the part below the gap"
     )

@@ -45,7 +45,7 @@ def test_images_are_refused_by_their_headers(client: httpx.Client) -> None:
     )
     says = check_error(mask, 400, "invalid_image", "mask")
     assert "the mask is 900 × 900" in says
-    assert says.endswith("the model's size, 5 × 6")  # which is also the image's
+    assert says.endswith("it must be 5 × 6 (the model's size)")  # which is also the image's
     edit = client.post(
         "/v1/images/edits", files={"image": cut(2500, 1500)}, data={"prompt": "", "model": "grey"}
     )
@@ -109,7 +109,7 @@ def test_images_with_too_many_parts_are_refused(client: httpx.Client) -> None:
     end = gif.rindex(b";")
     for junk in (b"!\xfe\0" * 12_000, b"!\xfe" + b"\1a" * 12_000 + b"\0", b"\0" * 12_000):
         refused = complete(client, gif[:end] + junk + gif[end:])
-        assert "the GIF has blocks smaller" in check_error(refused, 400, "invalid_image")
+        assert "the GIF consists of unusually small blocks" in check_error(refused, 400, "invalid_image")
     assert complete(client, gif[:end] + b"!\xfe\1a\0" * 1000 + gif[end:]).status_code == 200
     semicolons = encode(
         Image.fromarray(np.array([[0, 1, 2, 59]], np.uint8)), "GIF"

@@ -109,7 +109,7 @@ class BodyLimitMiddleware:
         if size and (over_share or self._total_bytes > MAX_BODY_SHARES * share):
             whose = "your requests" if over_share else "all requests"
             raise ApiError(
-                429, f"{whose} in progress hold too much data together; try again when some are "
+                429, f"{whose} in progress contain too much data; try again when some have been "
                 "answered",
                 code="uploads_full", headers=RETRY_SOON | {"Connection": "close"},
             )  # fmt: skip

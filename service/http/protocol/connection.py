@@ -25,11 +25,9 @@ log = logging.getLogger("scanline.connections")
 MAX_URL = 8192  # bytes
 MAX_HEADERS = 100
 MAX_PIPELINED = 16  # requests sent before the first of them is answered
-PEER_CHECK_SECONDS = 1.0  # between two checks whether a client with queued requests is still there
-LINGER_SECONDS = 2.0  # for which a rejected client may go on sending, so that it reads its error
-MIN_READ_BYTES = (
-    16_384  # of a reply that a client must read per `send_seconds`, unless less is left
-)
+PEER_CHECK_SECONDS = 1.0  # interval of the check for disconnected clients with queued requests
+LINGER_SECONDS = 2.0  # how long a rejected client may keep sending, so that it reads its error
+MIN_READ_BYTES = 16_384  # bytes of a reply that a client must read per `send_seconds`
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -73,7 +71,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         transport.set_write_buffer_limits(0)  # pause writing while anything is unsent
         client = client_network(client_address(self.client[0] if self.client else ""))
         if not self._limiter.admit(self, client, len(self.connections)):
-            self._reject(503, "the server has all the connections it can take", "full")
+            self._reject(503, "the server is at its connection limit; try again soon", "full")
             if not self._limiter.allow_lingering(self):
                 transport.close()
             return
@@ -162,7 +160,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._parser_budget = self._limits.header_bytes
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise ValueError
+            raise ValueError  # without a reply, because earlier replies are pending
         self._check_headers()
         self._upgrade_body_pending = self.parser.should_upgrade() and self._has_body
         super().on_headers_complete()

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 log = logging.getLogger("scanline.connections")
 
 MAX_LINGERING = 32  # refused connections kept open to read their error, on top of the limit
-MAX_UNSENT_BYTES = 2**28  # of replies that clients have not read yet, all connections together
+MAX_UNSENT_BYTES = 2**28  # maximum unread bytes of replies, over all connections
 LOG_INTERVAL_SECONDS = 10.0  # minimum time between two warnings about too many connections
 _CONSEQUENCES = {
     "full": "a new one is refused",

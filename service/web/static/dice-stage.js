@@ -249,7 +249,7 @@ export class DiceStage {
     this.move(this.total);
     this.showButtons();
     await this.showLast();
-    this.host.onStatus(`${integerFormat.format(this.total)} pixels, each a roll of the dice: a picture nobody has seen before.`);
+    this.host.onStatus(`${integerFormat.format(this.total)} pixels are drawn.`);
   }
 
   async showLast() {

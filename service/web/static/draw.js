@@ -65,7 +65,7 @@ export class DrawView {
   limitCount() {
     const { n, by } = this.form.elements;
     const comparing = Boolean(by.value);
-    document.getElementById("draw-n-label").textContent = comparing ? "How many a row" : "How many";
+    document.getElementById("draw-n-label").textContent = comparing ? "How many per row" : "How many";
     n.max = comparing ? MAX_COLUMNS : MAX_COUNT;
     if (comparing) {
       this.countBefore ??= n.value; // `draw` reduces the value to the new maximum

@@ -172,10 +172,10 @@ export class ImageGrid {
     const slowed = tiles[0].player.rate < rate / tiles.length / 2;
     this.summary = `${countImages(tiles.length)} in ${roughFormat.format(seconds)} s: `
       + `${integerFormat.format(pixels)} pixels, ${roughFormat.format(rate)} a second`
-      + `${slowed ? " (shown slower, to be watched)" : ""}.`;
+      + `${slowed ? " (shown more slowly, so that you can watch)" : ""}.`;
     this.cancelButton.textContent = "Show all";
     if (events.some(({ warnings }) => warnings.length)) { // only looking ahead gives warnings
-      this.summary += " At some pixel, few tries fitted what follows. Use more tries or a smaller gap.";
+      this.summary += " Few tries fitted the part below the gap. Use more tries, or make the gap smaller.";
     }
     this.updateProgress();
   }

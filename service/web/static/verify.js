@@ -10,8 +10,8 @@ const VERDICTS = {
   same: () => "Same picture, to the pixel.",
   edited: (n) => (n === 0 ? "The margin of this picture was changed."
     : `This picture was changed: ${countPixels(n)}, shown in red.`),
-  other_arithmetic: (n) => `${countPixels(n)}, shown in red. Either the picture was changed, or a `
-    + "machine drew it that calculates in another way.",
+  other_arithmetic: (n) => `${countPixels(n)}, shown in red. Either the picture was changed, or it was `
+    + "drawn on a machine with different arithmetic.",
   other_weights: () => "Another model drew this picture, so it cannot be checked here.",
   resized: () => "This picture was resized or cropped after it was saved.",
   source_missing: () => "This picture is a completion. It can only be checked together with the "

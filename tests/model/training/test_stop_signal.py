@@ -63,4 +63,4 @@ def test_stop_request_is_confirmed() -> None:
     with StopSignal(messages.append).handling_signals() as stop:
         signal.raise_signal(signal.SIGTERM)
     assert stop.requested
-    assert "interrupt again to quit unsaved" in messages[0]
+    assert "press Ctrl-C again to quit without saving" in messages[0]

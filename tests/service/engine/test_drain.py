@@ -66,7 +66,7 @@ def test_cut_off_generations_are_logged_only_after_a_drain_time(
         queue.close(drain)
         clock.now += drain
         queue.check_drain()
-        assert ("cutting off 3 images of 1 requests" in caplog.text) is (drain > 0)
+        assert ("stopped 3 unfinished images of 1 requests" in caplog.text) is (drain > 0)
 
 
 def test_a_second_close_only_shortens_the_drain_time() -> None:

@@ -77,7 +77,7 @@ def test_sigterm_cancels_images_that_take_too_long_and_exits_0(
         check_error(plain.result(), 503, "closing")
         assert int(plain.result().headers["retry-after"]) >= 1
         log = server.wait_for_exit()
-    assert "slow: cutting off 40 images of 2 requests" in log
+    assert "slow: stopped 40 unfinished images of 2 requests" in log
 
 
 @pytest.mark.usefixtures("default_sighup")
