@@ -109,7 +109,7 @@ def test_images_with_too_many_parts_are_refused(client: httpx.Client) -> None:
     end = gif.rindex(b";")
     for junk in (b"!\xfe\0" * 12_000, b"!\xfe" + b"\1a" * 12_000 + b"\0", b"\0" * 12_000):
         refused = complete(client, gif[:end] + junk + gif[end:])
-        assert "the GIF consists of unusually small blocks" in check_error(refused, 400, "invalid_image")
+        assert "unusually small blocks" in check_error(refused, 400, "invalid_image")
     assert complete(client, gif[:end] + b"!\xfe\1a\0" * 1000 + gif[end:]).status_code == 200
     semicolons = encode(
         Image.fromarray(np.array([[0, 1, 2, 59]], np.uint8)), "GIF"
