@@ -35,8 +35,6 @@ MODE_OPTIONS = {
     "--holes": ("--epochs",),
 }  # fmt: skip
 PARTICLES = (1, 8, 64)  # numbers of particles that --holes compares
-# A precision is measured by the differences of single images, so that fewer of them suffice.
-MIN_RECORDED_IMAGES = 1_000
 
 
 def evaluate(
@@ -112,6 +110,7 @@ def evaluate(
     """
     from scanline.kernels.native.abi import precision_of
     from scanline.model.checkpoint import load_by_name
+    from scanline.model.evaluation.precision import MIN_LIMITED_IMAGES
     from scanline.model.training.datasets import DataSource
 
     given = {
@@ -124,10 +123,10 @@ def evaluate(
     check_compatible(mode or "the bits/dim of a test set", given, *MODE_OPTIONS[mode])
     if precision:
         precision_of(precision)
-    if record and limit and not (precision and limit >= MIN_RECORDED_IMAGES):
+    if record and limit and not (precision and limit >= MIN_LIMITED_IMAGES):
         raise ValueError(
             "--record needs the whole test set or, with --precision, at least "
-            f"{MIN_RECORDED_IMAGES:,} images: leave --limit out"
+            f"{MIN_LIMITED_IMAGES:,} images: leave --limit out, or raise it"
         )
     checkpoint = load_by_name(weights, model)
     source = DataSource(dataset, images, data_dir, download)
