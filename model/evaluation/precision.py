@@ -18,8 +18,8 @@ from scanline.model.network import LinearTransformer
 BATCH = 64
 MAX_COST = 0.002  # bits/dim that a checkpoint may lose by its recorded precision
 MIN_IMAGES = 30  # with fewer, the standard error is unreliable
-# Smallest --limit whose result may be recorded. A precision is measured by the differences of single
-# images, so that a part of the test set suffices.
+# Smallest --limit whose result may be recorded. A precision is measured by the differences of
+# single images, so that a part of the test set suffices.
 MIN_LIMITED_IMAGES = 1_000
 
 
