@@ -6,13 +6,15 @@ import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from tests.service.fixtures import encode, random_picture
+from tests.service.fixtures import GREY, encode, random_picture
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install '.[e2e]'")
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 # Prefer the headless shell: without windows it starts in half the time.
 KINDS = "chromium-headless-shell", "chromium", "chromium-browser"
@@ -43,6 +45,22 @@ def open_in_editor(visit: Open, **options: Any) -> Page:
     upload(page, encode(random_picture()))
     expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
     return page
+
+
+def example_handler(value: int) -> Callable[[Route], None]:
+    """Return a route handler that answers with one picture of a single value."""
+
+    def answer(route: Route) -> None:
+        image = {"values": [value] * GREY.pixels, "seed": 0, "index": 0}
+        route.fulfill(json={"images": [image]})
+
+    return answer
+
+
+def editor_values(page: Page) -> NDArray[np.uint8]:
+    """Return the first channel of the picture in the editor."""
+    shown = np.array(pixels(page, "#editor")[0], np.uint8)
+    return shown.reshape(GREY.height, GREY.width, 4)[..., 0]
 
 
 def wait_until_measured(page: Page) -> None:

@@ -1,13 +1,10 @@
-"""Tests of the fused decode kernel in the CPU emulator, and of its launcher.
+"""Tests of the fused decode kernel in the CPU emulator.
 
 The tests on a GPU are in ``test_fused_decode_on_gpu.py``.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,28 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from scanline.kernels.cache import CacheFolderError
-from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
-from scanline.kernels.cuda.decode_config import COMPILED
-from scanline.kernels.cuda.fused import driver, fused_decode
-from scanline.kernels.cuda.fused.driver import (
-    CompileError,
-    DriverError,
-    compile_cached,
-    compile_source,
-    literal,
-)
-from scanline.kernels.cuda.fused.fused_decode import (
-    LAUNCH_CONFIGS,
-    FusedDecode,
-    LaunchConfig,
-    defines,
-    mma_fragments,
-    shared_bytes,
-    source,
-    supported_configs,
-    unsupported_reason,
-)
+from scanline.kernels.cuda.fused.fused_decode import LaunchConfig, mma_fragments
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.packing import decode_config_for
@@ -66,7 +42,6 @@ ONE_BLOCK = LaunchConfig(cluster=1, rows=8, warps=4, head_groups=2)
 TWO_STATES = LaunchConfig(cluster=1, rows=16, warps=8, head_groups=1, states_per_warp=2)
 FOUR_BLOCKS = LaunchConfig(cluster=4, rows=8, warps=6)
 STAGED = LaunchConfig(cluster=8, rows=8, warps=8, stage_weights=True)
-SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # per block
 MANY_ROWS = LaunchConfig(cluster=1, rows=48, warps=4, head_groups=2, states_per_warp=3)
 
 
@@ -252,189 +227,6 @@ def test_mma_fragments() -> None:
     assert torch.equal(parts[1, 2, 4 * g + t], weight[expected])
 
 
-@pytest.mark.parametrize("launch_config", LAUNCH_CONFIGS, ids=str)
-def test_shared_bytes_equal_the_layout(launch_config: LaunchConfig) -> None:
-    """The layout is evaluated by a static assertion; no code is generated."""
-    found = 0
-    for name in ("mnist-paper", "mnist", "cifar10", "cifar10, widened", "categorical RGB"):
-        s = COMPILED[name]
-        if not launch_config.fits(s):
-            continue
-        text = "#include <cstdio>\nusing u16=unsigned short; using u64=unsigned long long;\n"
-        text += "struct uint4 {}; float expf(float); float erff(float); float fmaxf(float, float);"
-        text += "float fminf(float, float); using u32=unsigned; float float_of(u32);\n"
-        text += "#define DEVICE inline\n"
-        options = [f"-D{key}={literal(value)}" for key, value in defines(s, launch_config).items()]
-        header = Path(source.__code__.co_filename).with_name("layout.h").read_text()
-        text += header + f"\nstatic_assert(SHARED_BYTES == {shared_bytes(s, launch_config)});\n"
-        compiler = shutil.which("g++") or pytest.skip("needs g++")
-        result = subprocess.run(
-            [compiler, "-std=c++20", "-fsyntax-only", "-x", "c++", *options, "-"],
-            input=text, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr
-        found += 1
-    assert found
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, None), ({"dtype": torch.float32}, "in bf16"), ({"heads": 2}, "head size must be 32"),
-        ({"d_model": 96, "heads": 3}, "multiples of 128"), ({"linear_encoding": True}, None),
-    ],
-)  # fmt: skip
-def test_unsupported_reason(changes: dict[str, Any], reason: str | None) -> None:
-    actual = unsupported_reason(replace(COMPILED["mnist"], **changes))
-    assert (reason in actual) if actual and reason else (actual is reason)
-
-
-def test_every_preset_has_configs_for_few_and_many_rows() -> None:
-    supported = [name for name, s in COMPILED.items() if unsupported_reason(s) is None]
-    assert {"mnist-paper", "cifar10-paper", "mnist", "cifar10"} <= {*supported}
-    for name in supported:
-        launch_configs = supported_configs(
-            COMPILED[name], LAUNCH_CONFIGS, capability=(9, 0), shared=SHARED_BYTES[90]
-        )
-        assert launch_configs[0].cluster > 1
-        assert launch_configs[0].stage_weights or name not in PRESETS
-        assert launch_configs[-1].cluster == 1
-        older = supported_configs(
-            COMPILED[name], LAUNCH_CONFIGS, capability=(8, 0), shared=SHARED_BYTES[80]
-        )
-        assert older
-        assert {config.cluster for config in older} == {1}
-
-
-@pytest.mark.parametrize(
-    ("rows", "max_clusters", "partition"),
-    [(1, 7, (1, 2)), (7, 7, (4, 2)), (9, 4, (3, 4)), (60, 7, (8, 8)), (8, 1, (1, 8))],
-)
-def test_partition_has_even_rows_per_cluster(
-    rows: int, max_clusters: int, partition: tuple[int, int]
-) -> None:
-    assert FOUR_BLOCKS.partition(rows, max_clusters) == partition
-
-
-@pytest.mark.broad
-@pytest.mark.parametrize("arch", [80, 90, 100])
-def test_all_launch_configs_compile(arch: int) -> None:
-    """``make gate`` compiles them for every network."""
-    pytest.importorskip("triton")
-    result = subprocess.run(
-        [sys.executable, "-m", "scanline.kernels.cuda.compile_gate", "--arch", str(arch),
-         "--match", "fused_decode/(mnist-paper|mnist|cifar10)/"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
-def test_compile_error_includes_the_log() -> None:
-    pytest.importorskip("nvidia")
-    with pytest.raises(CompileError, match=r"(?s)wrong\.cu does not compile: .*nonesuch"):
-        compile_source("int one() { return nonesuch; }", "wrong.cu", {}, (9, 0))
-
-
-def test_compile_cached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    pytest.importorskip("nvidia")
-    source_and_name = 'extern "C" __global__ void one(int* to) { *to = VALUE; }', "one.cu"
-    monkeypatch.setenv("SCANLINE_CACHE", str(tmp_path / "new"))
-    code = compile_cached(*source_and_name, {"VALUE": 1}, (9, 0))
-    (cache_file,) = (tmp_path / "new").iterdir()
-    assert code == compile_source(*source_and_name, {"VALUE": 1}, (9, 0))
-    assert compile_cached(*source_and_name, {"VALUE": 2}, (9, 0)) != code
-    assert compile_cached(*source_and_name, {"VALUE": 1}, (10, 0)) != code
-    with monkeypatch.context() as patch:
-        patch.setattr(driver, "compile_source", None)
-        assert compile_cached(*source_and_name, {"VALUE": 1}, (9, 0)) == code
-    for damaged in (b"", cache_file.read_bytes()[:-1]):
-        cache_file.write_bytes(damaged)
-        assert compile_cached(*source_and_name, {"VALUE": 1}, (9, 0)) == code
-        assert cache_file.read_bytes().endswith(code)
-    assert not caplog.text
-    for cache in (cache_file / "in a file", None):
-        caplog.clear()
-        with monkeypatch.context() as patch:
-            patch.setenv("SCANLINE_CACHE", str(cache or ""))
-            if cache is None:
-                patch.setattr(driver, "cache_folder", no_folder)
-            assert compile_cached(*source_and_name, {"VALUE": 1}, (9, 0)) == code
-            assert compile_cached(*source_and_name, {"VALUE": 1}, (9, 0)) == code
-        assert caplog.text.count("set SCANLINE_CACHE to a writable folder to compile") == 1
-
-
-def no_folder() -> Path:
-    raise CacheFolderError("there is no home folder and no temporary folder")
-
-
-def test_missing_nvrtc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
-    monkeypatch.setattr(torch.version, "cuda", "99.0")
-    with pytest.raises(CompileError, match=r"libnvrtc\.so\.99 not found: .*pip install"):
-        compile_source("", "x.cu", {}, (9, 0))
-
-
 def test_emulator_builds_one_library_per_config(folder: Path) -> None:
     s = decode_config_for(CONFIGS["paper"])
     assert build(s, ONE_BLOCK, folder) is not build(s, FOUR_BLOCKS, folder)
-
-
-def test_staging_needs_a_warp_per_chunk() -> None:
-    paper = COMPILED["mnist-paper"]
-    assert LAUNCH_CONFIGS[0].stage_weights
-    assert LAUNCH_CONFIGS[0].fits(paper)
-    assert not LAUNCH_CONFIGS[0].fits(
-        replace(paper, d_model=512, heads=16)
-    )  # 24 chunks of q, k and v
-    wide = replace(paper, d_model=384, heads=12, d_ff=1536)
-    # 18 or 36 chunks of the output product.
-    assert {x.cluster for x in LAUNCH_CONFIGS if x.fits(wide)} == {1}
-
-
-def test_unsupported_launch_configs_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A MIG slice may be too small for large clusters."""
-    s, launched = COMPILED["mnist-paper"], list[tuple[int, int]]()
-    memory = {name: torch.empty(0) for name in fused_decode._POINTERS}
-
-    class FakeKernel:
-        def __init__(self, cluster: int, max_clusters: int) -> None:
-            self.cluster, self.max_clusters = cluster, max_clusters
-
-        def max_active_clusters(self) -> int:
-            if self.cluster > 8:
-                raise DriverError("cuOccupancyMaxActiveClusters: invalid cluster size (912)")
-            return self.max_clusters if self.cluster < 8 else 0
-
-        def launch(self, clusters: int, arguments: Any) -> None:
-            launched.append((clusters * self.cluster, arguments.pixels))
-
-    monkeypatch.setattr(
-        fused_decode, "kernel_memory", lambda *arguments: memory | {"positions": torch.empty(9)}
-    )
-    monkeypatch.setattr(fused_decode, "compile_cached", lambda *arguments: b"")
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    for max_clusters in (1, 0):
-        monkeypatch.setattr(
-            fused_decode,
-            "load_kernel",
-            lambda *arguments, cluster, max_clusters=max_clusters, **more: FakeKernel(
-                cluster, max_clusters
-            ),
-        )
-        if max_clusters:
-            FusedDecode(s, {}, {}, capability=(9, 0), shared=SHARED_BYTES[90]).run(3, 28)
-        else:
-            with pytest.raises(
-                DriverError, match=r"no launch configuration works .*: cuOcc.* cluster size"
-            ):
-                FusedDecode(s, {}, {}, capability=(9, 0), shared=SHARED_BYTES[90])
-    assert launched == [(4, 28)]
-
-
-def test_too_little_shared_memory_raises() -> None:
-    s = replace(COMPILED["mnist-paper"], layers=1)
-    memory = allocate_weights(s, "cpu"), allocate_buffers(s, 1, "cpu")
-    with pytest.raises(DriverError, match="the GPU's 1,000 bytes of shared memory per block"):
-        FusedDecode(s, *memory, capability=(9, 0), shared=1000)

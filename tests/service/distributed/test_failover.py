@@ -1,9 +1,8 @@
-"""Failover: replicas that die, fail or hang, and heartbeats that fail."""
+"""Failover: replicas that die or fail, and requests that fail."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from pathlib import Path
 
@@ -11,11 +10,7 @@ import numpy as np
 import pytest
 
 from scanline.kernels.native.cpu import cpu_isas
-from scanline.model.checkpoint import load_checkpoint
-from scanline.model.decoders.native import ARITHMETIC
-from scanline.model.sampling import SamplingParams
 from scanline.service.distributed.engine import MAX_TRIES, DistributedEngine, _Assignment
-from scanline.service.distributed.heartbeats import HeartbeatMonitor
 from scanline.service.distributed.messages import (
     ImageProgress,
     ImageUpdate,
@@ -23,12 +18,9 @@ from scanline.service.distributed.messages import (
     ReplicaReport,
     WorkItem,
 )
-from scanline.service.distributed.replica import Replica
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
 from scanline.service.engine.queue_limits import ClosedError, QueueLimits
-from tests.fake_clock import Clock
 from tests.service.distributed.fixtures import (
-    PROGRAM,
     SLOTS,
     SPECS,
     FakeStream,
@@ -36,10 +28,9 @@ from tests.service.distributed.fixtures import (
     distributed_engine,
     drawn,
     record_cancels,
-    replica_is_idle,
 )
 from tests.service.engine.fixtures import RecordingObserver
-from tests.service.fixtures import DEADLINE, GREY, save_tiny, until
+from tests.service.fixtures import GREY, until
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -143,58 +134,6 @@ def test_images_before_and_after_a_finished_one_become_two_work_items(
         assert_equals_local_engine(generation)
 
 
-def test_a_silent_replica_does_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("scanline.service.distributed.heartbeats.HEARTBEAT_SECONDS", 0.05)
-    with distributed_engine(tmp_path) as (engine, local):
-        both = {*engine.reports}
-        local.silent = local.replicas[:1]
-        since = engine._heartbeats._last_without_silence
-        until(lambda: engine._clock() - since > 0.5, "many heartbeat")
-        assert {*engine.reports} == both  # it may still draw its work items
-        local.join()  # a new replica is noticed meanwhile
-        until(lambda: len(engine.reports) == 3, "the report of one more")
-        assert_equals_local_engine(drawn(engine, GenerationSpec(n=9, seed=0)))
-        monkeypatch.setattr("scanline.service.distributed.heartbeats.SILENT_SECONDS", 0.5)
-        until(lambda: len(engine.reports) == 2, "its end")
-        assert engine.alive
-
-
-def test_a_new_try_waits_until_all_replicas_report() -> None:
-    """The report of a lost replica expires, while others still count."""
-    clock = Clock()
-    heartbeats = HeartbeatMonitor("it", None, lambda: 0, lambda _: None, clock)  # type: ignore[arg-type]
-    one, other = (ReplicaReport(name, 1, 0, "fake", "fake", None, []) for name in ("one", "other"))
-    heartbeats._record([one, other], [])
-    waiting = heartbeats._next
-    heartbeats._record([one], [OSError("no way there")])
-    assert {*heartbeats.reports} == {"one"}
-    assert not waiting.is_set()
-    heartbeats._record([one], [])
-    assert waiting.is_set()
-    clock.now += 10.0
-    heartbeats._record([], [OSError("no way there")])
-    assert heartbeats.reports == {}
-
-
-def test_if_all_replicas_are_silent_there_are_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("scanline.service.distributed.heartbeats.HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr("scanline.service.distributed.heartbeats.LOST_SECONDS", 0.0)
-    with distributed_engine(tmp_path) as (engine, local):
-        local.silent = [*local.replicas]
-        since = engine._heartbeats._last_without_silence
-        until(lambda: engine._clock() - since > 0.5, "many heartbeat")
-        assert engine.alive
-        monkeypatch.setattr("scanline.service.distributed.heartbeats.SILENT_SECONDS", 0.5)
-        until(lambda: not engine.alive, "the loss of all replicas")
-        local.silent = []
-        until(lambda: engine.alive, "the return of the replicas")
-    assert "tiny: no replica reports, so nothing is drawn: all are silent" in caplog.text
-
-
 @pytest.mark.parametrize("error", [OSError("no way there"), asyncio.CancelledError()], ids=repr)
 def test_failed_sends_and_heartbeats_are_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -225,89 +164,6 @@ def test_failed_sends_and_heartbeats_are_retried(
         assert left == {"draw": 0, "heartbeat": 0}
 
 
-def test_replicas_that_cannot_be_reached_count_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr("scanline.service.distributed.heartbeats.LOST_SECONDS", 0.2)
-    monkeypatch.setattr("scanline.service.distributed.heartbeats.HEARTBEAT_SECONDS", 0.05)
-    with distributed_engine(tmp_path) as (engine, local):
-
-        async def nobody(*asked: object) -> tuple[list[ReplicaReport], list[Exception]]:
-            raise OSError("no way there")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(local, "heartbeat", nobody)
-            until(lambda: not engine.alive, "the loss of all replicas")
-            assert engine.slots == 0
-        until(lambda: engine.alive, "the return of the replicas")
-    told = [record.getMessage() for record in caplog.records]
-    assert (
-        sum(
-            "no replica reports, so nothing is drawn: OSError('no way there')" in one
-            for one in told
-        )
-        == 1
-    )
-    assert told.count("tiny: replicas report again") == 1
-
-
-def test_the_share_of_a_lost_frontend_expires(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with distributed_engine(tmp_path) as (_, local):
-        local.replicas[0].heartbeat("one that is gone", 7.5)
-        monkeypatch.setattr("scanline.service.distributed.replica.SHARE_SECONDS", 0.0)
-        until(lambda: replica_is_idle(local.replicas[0]), "its being forgotten")
-
-
-def test_a_broken_replica_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While idle it would be chosen for every work item, until Ray's next health check."""
-    ended: list[int] = []
-
-    def end(status: int) -> None:
-        ended.append(status)
-        raise ConnectionError("the process ended")
-
-    monkeypatch.setattr("os._exit", end)
-    digest = load_checkpoint(save_tiny(tmp_path)).digest
-    fields = {"weights": tmp_path, "backend": "reference", "slots": SLOTS}
-    replica = Replica("tiny", digest, fields, PROGRAM)
-    replica.heartbeat("", 0.0)
-    replica._engine.broken = True
-    with pytest.raises(ConnectionError):
-        replica.heartbeat("", 0.0)
-    item = WorkItem(GenerationSpec(n=1, seed=0), [ImageProgress(0, 0)], "", 1)
-    with pytest.raises(ConnectionError):
-        asyncio.run(anext(replica.draw(item)))  # type: ignore[arg-type]
-    assert ended == [1, 1]
-    replica._engine.close(0.0)
-
-
-def test_a_replica_that_draws_other_bytes_exits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def end(status: int) -> None:
-        raise ConnectionError("the process ended")
-
-    monkeypatch.setattr("os._exit", end)
-    digest = load_checkpoint(save_tiny(tmp_path)).digest
-    fields = {"weights": tmp_path, "backend": "native", "slots": SLOTS, "threads": 1}
-    replica = Replica("tiny", digest, fields, PROGRAM)
-    own = replica.heartbeat("", 0.0).reproducibility
-    assert own == f"native arithmetic-{ARITHMETIC} int16"
-    replica.heartbeat("", 0.0, own)
-    others = ("machine", "native arithmetic-1 int8", f"native arithmetic-{ARITHMETIC + 1} int16")
-    for other in others:
-        with pytest.raises(ConnectionError):
-            replica.heartbeat("", 0.0, other)
-        item = WorkItem(GenerationSpec(n=1, seed=0), [ImageProgress(0, 0)], "", 1, other)
-        with pytest.raises(ConnectionError):
-            asyncio.run(anext(replica.draw(item)))  # type: ignore[arg-type]
-    assert "the other replicas with other bytes (machine)" in caplog.text
-    replica._engine.close(0.0)
-
-
 @pytest.mark.skipif("avx2" not in cpu_isas()[1:], reason="this CPU has no ISA besides AVX2")
 @pytest.mark.parametrize("first", ["avx2", None])
 def test_replicas_on_different_isas_draw_one_image(
@@ -329,39 +185,6 @@ def test_replicas_on_different_isas_draw_one_image(
             local.lives[:] = [1, 1]
             assert_equals_local_engine(drawn(engine, spec), "native")
         assert {id(replica) for replica, _ in local.items} == {id(one) for one in local.replicas}
-
-
-def test_reports_of_replicas_that_draw_other_bytes_do_not_count(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    clock = Clock()
-    heartbeats = HeartbeatMonitor("it", None, lambda: 0, lambda _: None, clock)  # type: ignore[arg-type]
-    gpu = ReplicaReport("gpu", 1, 0, "triton", "triton H100", None, [])
-    one = ReplicaReport("one", 1, 0, "native", "native arithmetic-1 int16", 1, [])
-    newer = ReplicaReport("newer", 1, 0, "native", "native arithmetic-2 int16", 2, [])
-    heartbeats._record([gpu, one], [])
-    assert {*heartbeats.reports} == {"one"}  # the newest arithmetic of the first reports
-    assert "the replica gpu is refused" in caplog.text
-    heartbeats._record([newer, one._replace(replica="other"), one], [])
-    assert {*heartbeats.reports} == {"one", "other"}  # those that draw already
-    heartbeats._record([gpu], [OSError("no way there")])
-    assert {*heartbeats.reports} == {"one", "other"}  # they may still draw
-    clock.now += 10.0
-    heartbeats._record([gpu], [])
-    assert heartbeats.reports == {}
-    heartbeats._record([gpu], [])
-    assert {*heartbeats.reports} == {"gpu"}
-
-
-def test_a_work_item_that_is_too_large_is_refused_without_blocking_others(tmp_path: Path) -> None:
-    with distributed_engine(tmp_path, count=1) as (engine, local):
-        wide = Generation(
-            "tiny", GREY, GenerationSpec(n=1, seed=0, sampling=SamplingParams(particles=SLOTS + 1))
-        )
-        item = WorkItem.of(wide, wide.images, None)
-        with pytest.raises(ValueError, match=f"needs {SLOTS + 1} slots"):
-            asyncio.run(anext(aiter(local.replicas[0].draw(item))))  # type: ignore[arg-type]
-        assert_equals_local_engine(drawn(engine, GenerationSpec(n=2, seed=0)))
 
 
 def test_a_work_item_that_fails_everywhere_ends_in_an_error(tmp_path: Path) -> None:
@@ -398,23 +221,6 @@ def test_a_work_item_waits_for_the_next_heartbeat_after_two_failures(
             until(lambda: generation.finished, "the return of the replicas")
         assert len(asked) == 2
         assert_equals_local_engine(generation)
-
-
-def test_waiting_for_the_next_heartbeat_is_bounded_if_a_replica_hangs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("scanline.service.distributed.heartbeats.LOST_SECONDS", 0.0)
-    heartbeats = HeartbeatMonitor("it", None, lambda: 0, lambda _: None, Clock())  # type: ignore[arg-type]
-
-    async def no_heartbeat_comes() -> None:
-        waiting = asyncio.create_task(heartbeats.wait_for_next())
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not waiting.done()  # no replica could draw it
-        heartbeats.reports = {"other": ReplicaReport("other", 1, 0, "fake", "fake", None, [])}
-        await asyncio.wait_for(waiting, DEADLINE)
-
-    asyncio.run(no_heartbeat_comes())
 
 
 def test_a_work_item_that_fails_on_one_replica_is_drawn_again(

@@ -1,0 +1,235 @@
+"""Tests of the editor of the view "Complete": sketches, paper colours, undo and kept drawings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.page.helpers import (
+    Open,
+    box,
+    editor_values,
+    example_handler,
+    expect,
+    open_in_editor,
+    pick_model,
+    pixels,
+    press_enter,
+    set_slider,
+    touch,
+    upload,
+    wait_until_drawn,
+)
+from tests.service.fixtures import GREY, encode
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Route
+
+
+def sketch(page: Page, height: float) -> None:
+    """Draw a horizontal stroke at this fraction of the editor's height."""
+    page.locator("#editor").scroll_into_view_if_needed()
+    rect = box(page, "#editor")
+    y = rect["y"] + rect["height"] * height
+    page.mouse.move(rect["x"] + rect["width"] * 0.3, y)
+    page.mouse.down()
+    page.mouse.move(rect["x"] + rect["width"] * 0.7, y, steps=4)
+    page.mouse.up()
+
+
+def test_sketch_is_completed_from_end_of_last_stroke(visit: Open) -> None:
+    """Otherwise the model would see the end of the stroke as known."""
+    page = visit("#complete")
+    wait_until_drawn(page, "complete")
+    page.click("#blank")
+    expect(page.locator("#editor")).to_be_focused()
+    paper = editor_values(page)
+    sketch(page, 0.3)
+    drawn = np.flatnonzero((editor_values(page) != paper).any(1))
+    assert 0 < drawn.max() < GREY.height - 1
+    page.click("#complete-form button[type=submit]")
+    wait_until_drawn(page, "complete")
+    given = np.array(pixels(page, "#complete .image-grid canvas")[0]).reshape(GREY.height, -1, 4)
+    assert given[: drawn.max(), :, 3].all()
+    assert not given[drawn.max() :, :, 3].any()
+
+
+def test_blank_picture_cannot_be_completed(visit: Open) -> None:
+    page = visit("#complete")
+    wait_until_drawn(page, "complete")
+    restore = page.locator("#tools label", has_text="Restore")
+    expect(restore).to_be_visible()
+    page.click("#blank")
+    expect(restore).to_be_hidden()  # nothing could be restored
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#editor-status")).to_have_text("Draw something first.")
+    page.click("#undo")
+    expect(restore).to_be_visible()
+
+
+def test_picture_without_erased_pixels_cannot_be_completed(visit: Open) -> None:
+    page = open_in_editor(visit)
+    page.check("#tools [value=restore]")
+    set_slider(page, "#complete-brush", 15)
+    touch(page, "#editor", 2, 3, GREY.width, GREY.height)
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#editor-status")).to_contain_text("Nothing is erased")
+
+
+@pytest.mark.parametrize(("paper", "pen"), [(0, 255), (250, 0)])
+def test_blank_picture_has_background_of_examples(visit: Open, paper: int, pen: int) -> None:
+    page = visit()
+    wait_until_drawn(page)
+    page.route("**/v1/samples", example_handler(paper))
+    page.click("nav >> text=Complete")
+    wait_until_drawn(page, "complete")
+    page.click("#blank")
+    expect(page.locator("#editor")).to_be_focused()
+    assert (editor_values(page) == paper).all()
+    sketch(page, 0.5)
+    assert np.abs(editor_values(page).astype(int) - pen).min() < 20
+
+
+def test_drawing_can_start_before_examples_are_loaded(visit: Open) -> None:
+    page = visit()
+    wait_until_drawn(page)
+    held: list[Route] = []
+    page.route("**/v1/samples", lambda route: held.append(route))
+    with page.expect_request("**/v1/samples"):
+        page.click("nav >> text=Complete")
+    page.click("#blank")
+    expect(page.locator("#editor")).to_be_focused()
+    assert (editor_values(page) == 0).all()
+    expect(page.locator("#editor-status")).to_contain_text("Draw the upper part")
+    for route in held:
+        example_handler(250)(route)
+    expect(page.locator("#examples canvas")).to_have_count(6)
+    assert (editor_values(page) == 250).all()
+
+
+def open_with_background(visit: Open, paper: int) -> Page:
+    """Open the view with examples of this background value."""
+    page: Page = visit()
+    wait_until_drawn(page)
+    page.route("**/v1/samples", example_handler(paper))
+    page.click("nav >> text=Complete")
+    wait_until_drawn(page, "complete")
+    return page
+
+
+def test_light_paper_is_inverted(visit: Open) -> None:
+    page = open_with_background(visit, 0)
+    upload(page, encode(Image.new("L", (GREY.width, GREY.height), 10)))
+    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
+    expect(page.locator("#light-paper")).to_be_hidden()
+    upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
+    press_enter(page, "#light-paper-invert")
+    expect(page.locator("#light-paper")).to_be_hidden()
+    expect(page.locator("#editor")).to_be_focused()
+    assert editor_values(page)[0, 0] == 0
+    page.click("#undo")
+    assert editor_values(page)[0, 0] == 250
+    page.click("#invert")
+    assert editor_values(page)[0, 0] == 5, "Invert does not change the contrast"
+
+
+def test_photographed_stroke_becomes_white_on_black(visit: Open) -> None:
+    """Plain inversion would leave the paper grey, which the model completes as noise."""
+    page = open_with_background(visit, 0)
+    shade = np.linspace(195, 210, GREY.pixels).reshape(GREY.height, GREY.width)
+    shade[1, 1:4] = (60, 120, 60)
+    upload(page, encode(Image.fromarray(shade.astype(np.uint8))))
+    page.click("#light-paper-invert")
+    shown = editor_values(page)[:3]
+    stroke = np.zeros_like(shown, bool)
+    stroke[1, 1:4] = True
+    assert (shown[~stroke] == 0).all()
+    assert (shown[1, [1, 3]] == 255).all()
+    assert 0 < shown[1, 2] < 255
+
+
+def test_light_paper_is_not_offered_if_examples_are_light(visit: Open) -> None:
+    page = open_with_background(visit, 100)
+    upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
+    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
+    expect(page.locator("#light-paper")).to_be_hidden()
+
+
+def test_slider_drag_is_one_undo_step(visit: Open) -> None:
+    page = visit("#complete")
+    wait_until_drawn(page, "complete")
+    rows = page.locator("#complete-rows")
+    before = rows.input_value()
+    rows.evaluate(
+        """(range) => {
+            for (const value of [1, 2, 4, 5]) {
+                range.value = value;
+                range.dispatchEvent(new Event("input", {bubbles: true}));
+            }
+            range.dispatchEvent(new Event("change", {bubbles: true}));
+        }"""
+    )
+    expect(rows).to_have_value("5")
+    page.click("#undo")
+    expect(rows).to_have_value(before)
+
+
+def open_with_sketch(visit: Open) -> tuple[Page, list[list[int]]]:
+    """Draw a stroke on a blank picture; return the page and the pixels of the editor."""
+    page = visit("#complete")
+    wait_until_drawn(page, "complete")
+    page.click("#blank")
+    expect(page.locator("#editor")).to_be_focused()
+    sketch(page, 0.3)
+    drawn = pixels(page, "#editor")
+    return page, drawn
+
+
+def test_undo_restores_drawing_after_example(visit: Open) -> None:
+    page, drawn = open_with_sketch(visit)
+    page.click("#examples button")
+    assert pixels(page, "#editor") != drawn
+    page.focus("#editor")
+    page.keyboard.press("Control+z")
+    assert pixels(page, "#editor") == drawn
+
+
+def test_undo_restores_drawing_after_model_switch(visit: Open) -> None:
+    page, drawn = open_with_sketch(visit)
+    for model in ("colour", "grey"):
+        pick_model(page, model)
+        wait_until_drawn(page, "complete")
+    assert pixels(page, "#editor") != drawn
+    page.focus("#editor")
+    for _ in range(4):  # the undo stack also holds the pictures loaded meanwhile
+        page.keyboard.press("Control+z")
+        if pixels(page, "#editor") == drawn:
+            return
+    raise AssertionError("undo does not restore the drawing")
+
+
+def test_dark_ink_on_transparent_paper_is_inverted(visit: Open) -> None:
+    page = open_with_background(visit, 0)
+    picture = np.zeros((GREY.height, GREY.width, 2), np.uint8)
+    picture[1, 1:4] = (20, 255)
+    upload(page, encode(Image.fromarray(picture, "LA")))
+    page.click("#light-paper-invert")
+    shown = np.array(pixels(page, "#editor")[0]).reshape(GREY.height, GREY.width, 4)
+    assert (shown[1, 1:4, 0] == 255).all()
+    assert not shown[2:, :, 3].any(), "transparent pixels stay unknown"
+
+
+def test_reload_keeps_an_own_drawing(visit: Open) -> None:
+    page, drawn = open_with_sketch(visit)
+    page.wait_for_function(
+        "() => JSON.parse(sessionStorage.getItem('scanline-sketch'))?.state.lowestRow"
+    )
+    page.reload()
+    expect(page.locator("#editor-status")).to_contain_text("had not completed yet")
+    assert pixels(page, "#editor") == drawn
+    page.click("#complete-form button[type=submit]")
+    wait_until_drawn(page, "complete")
+    assert page.evaluate("sessionStorage.getItem('scanline-sketch')") is None
