@@ -10,7 +10,7 @@ from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.particles import ParticleFilter
 from tests.model.few_values import SMALL, small_network
-from tests.service.fixtures import FakeDecoder
+from tests.service.fake_decoders import FakeDecoder
 
 
 def test_weights_are_updated_at_the_end_of_each_known_row() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from scanline.kernels.native.training import library
 from scanline.service.state.app_state import AppState
-from tests.service.fixtures import COLOUR, GREY, FakeDecoder, build, listening
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import COLOUR, GREY, build, listening
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

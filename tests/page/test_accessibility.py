@@ -25,7 +25,7 @@ from tests.page.helpers import (
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from tests.service.fixtures import FakeDecoder
+    from tests.service.fake_decoders import FakeDecoder
 
 VIEWS = ["draw", "watch", "complete", "inside", "play", "learn"]
 PAGE_BYTES = 79_000  # gzip-compressed, of an opened view

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.page.helpers import Open, expect, wait_until_drawn
-from tests.service.fixtures import GREY, FakeDecoder, build, listening
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, build, listening
 
 
 def test_key_is_prompted_once(visit: Open) -> None:

@@ -23,7 +23,8 @@ from tests.page.helpers import (
     url_hash,
     wait_until_drawn,
 )
-from tests.service.fixtures import COLOUR, GREY, FakeDecoder, until
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import COLOUR, GREY, until
 
 
 def test_page_draws_at_once_and_link_repeats_it(visit: Open) -> None:

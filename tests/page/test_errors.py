@@ -9,7 +9,8 @@ import httpx
 
 from scanline.service.state.app_state import AppState
 from tests.page.helpers import Open, expect, fill_setting, pick_model, wait_until_drawn
-from tests.service.fixtures import GREY, FakeDecoder, until
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route

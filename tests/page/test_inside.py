@@ -27,7 +27,8 @@ from tests.page.helpers import (
     wait_until_drawn,
     wait_until_measured,
 )
-from tests.service.fixtures import COLOUR, GREY, FakeDecoder, encode, random_picture
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import COLOUR, GREY, encode, random_picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route

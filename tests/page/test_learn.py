@@ -15,7 +15,8 @@ from tests.page.helpers import (
     pick_model,
     pixels,
 )
-from tests.service.fixtures import COLOUR, GREY, FakeDecoder, build, listening, tiny_model
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import COLOUR, GREY, build, listening, tiny_model
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route

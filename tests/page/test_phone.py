@@ -19,7 +19,8 @@ from tests.page.helpers import (
     wait_until_drawn,
 )
 from tests.page.test_lookahead import open_with_hole
-from tests.service.fixtures import GREY, FakeDecoder, build, listening
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, build, listening
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page

@@ -12,7 +12,8 @@ from PIL import Image
 
 from tests.page.helpers import Open, drawn_as, expect, pixels, wait_until_drawn
 from tests.page.test_links import CLIPBOARD, copied
-from tests.service.fixtures import DEADLINE, GREY, FakeDecoder, encode
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import DEADLINE, GREY, encode
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route

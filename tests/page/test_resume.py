@@ -13,7 +13,8 @@ from tests.page.helpers import (
     wait_until_drawn,
     wait_until_measured,
 )
-from tests.service.fixtures import GREY, FakeDecoder, build, idle, listening, until
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, build, idle, listening, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route

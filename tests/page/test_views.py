@@ -8,7 +8,7 @@ import pytest
 
 from scanline.service.state.app_state import AppState
 from tests.page.helpers import Open, expect, wait_until_drawn, wait_until_measured
-from tests.service.fixtures import FakeDecoder
+from tests.service.fake_decoders import FakeDecoder
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route

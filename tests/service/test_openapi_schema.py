@@ -14,14 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.fixtures import (
-    GREY,
-    FakeDecoder,
-    build,
-    encode,
-    listening,
-    random_picture,
-)
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, build, encode, listening, random_picture
 
 TOOL = Path(sys.executable).parent / "schemathesis"
 

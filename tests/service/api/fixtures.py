@@ -18,10 +18,10 @@ from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.noise import image_seed
 from scanline.service.engine.generation import GenerationSpec
 from scanline.service.state.app_state import AppState
+from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import (
     COLOUR,
     GREY,
-    FakeDecoder,
     build,
     decode_png,
     idle,

@@ -12,13 +12,12 @@ import pytest
 from scanline.model.noise import MAX_SEED
 from scanline.service.engine.generation import FinishReason, GenerationSpec
 from scanline.service.state.app_state import AppState
+from tests.service.fake_decoders import FakeDecoder, fake_image
 from tests.service.fixtures import (
     GREY,
-    FakeDecoder,
     build,
     check_error,
     decode_png,
-    fake_image,
     listening,
     talking_to,
     until,

@@ -22,10 +22,10 @@ from scanline.service.server import DrainingServer, uvicorn_config
 from scanline.service.state.registry import open_engine
 from tests.service.api.fixtures import serve, stepwise_server
 from tests.service.engine.fixtures import losing
+from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import (
     COLOUR,
     GREY,
-    FakeDecoder,
     build,
     check_error,
     encode,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tests.service.fixtures import GREY, FakeDecoder, build, check_error, talking_to, until
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, build, check_error, talking_to, until
 
 T = GREY.pixels
 

@@ -19,10 +19,10 @@ from scanline.model.pixel_bits import pixel_bits, pixel_distributions
 from scanline.service.api import scoring
 from scanline.service.state.app_state import AppState
 from tests.conftest import assert_close, random_canvas, random_network
+from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import (
     COLOUR,
     GREY,
-    FakeDecoder,
     build,
     check_error,
     encode,

@@ -17,12 +17,12 @@ from scanline.service.api.requests import Granularity
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
 from scanline.service.http.errors import ApiError
 from tests.service.api.fixtures import CONFIGS, LiveServer, StepwiseDecoder, png, stepwise_server
+from tests.service.fake_decoders import fake_image
 from tests.service.fixtures import (
     COLOUR,
     GREY,
     check_error,
     encode,
-    fake_image,
     idle,
     random_picture,
     streamed,

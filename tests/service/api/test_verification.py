@@ -16,14 +16,8 @@ from PIL import Image as Picture
 
 from scanline.service.recipes.recipe import Recipe, embed_recipe, read_recipe
 from tests.service.api.fixtures import LiveServer, serve
-from tests.service.fixtures import (
-    COLOUR,
-    GREY,
-    FakeDecoder,
-    check_error,
-    encode,
-    random_picture,
-)
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import COLOUR, GREY, check_error, encode, random_picture
 from tests.sse_client import parse_sse
 
 CONFIGS = {"grey": GREY, "colour": COLOUR}

@@ -17,7 +17,8 @@ from scanline.model.decoders.base import Decoder
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
 from scanline.service.engine.queue_limits import QueueLimits
-from tests.service.fixtures import FakeDecoder, LateDecoder, LatePrefillDecoder, fake_image, until
+from tests.service.fake_decoders import FakeDecoder, LateDecoder, LatePrefillDecoder, fake_image
+from tests.service.fixtures import until
 
 EVERY_FAKE = pytest.mark.parametrize("decoders", [FakeDecoder, LateDecoder, LatePrefillDecoder])
 

@@ -25,7 +25,8 @@ from tests.service.engine.fixtures import (
     running,
     seeds_in,
 )
-from tests.service.fixtures import GREY, FakeDecoder, until
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, until
 
 WIDE = replace(GREY, height=4, width=8)
 FOUR_FREE = AdmissionLimits(free=4, spare=4, at_once=4, largest_demand=8)

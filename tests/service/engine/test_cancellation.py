@@ -18,7 +18,8 @@ from tests.service.engine.fixtures import (
     finished,
     running,
 )
-from tests.service.fixtures import GREY, FakeDecoder, fake_image, until
+from tests.service.fake_decoders import FakeDecoder, fake_image
+from tests.service.fixtures import GREY, until
 
 
 def reasons(generation: Generation) -> list[FinishReason | None]:

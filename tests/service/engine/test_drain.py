@@ -12,7 +12,8 @@ from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import ClosedError, QueueLimits
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import Gate, assert_empty, assert_right, finished, running
-from tests.service.fixtures import GREY, FakeDecoder, until
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, until
 
 
 def test_close_lets_generations_finish_and_refuses_new_ones() -> None:

@@ -26,7 +26,8 @@ from tests.service.engine.fixtures import (
     opened,
     running,
 )
-from tests.service.fixtures import COLOUR, GREY, FakeDecoder, tiny_model
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import COLOUR, GREY, tiny_model
 
 CONFIGS = pytest.mark.parametrize("config", [GREY, COLOUR], ids=["grey", "colour"])
 

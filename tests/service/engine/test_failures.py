@@ -34,7 +34,8 @@ from tests.service.engine.fixtures import (
     opened,
     running,
 )
-from tests.service.fixtures import GREY, FakeDecoder, until
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, until
 
 
 @EVERY_FAKE

@@ -8,7 +8,8 @@ from scanline.service.engine.fair_queue import FairQueue
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.queue_limits import QueueFullError
 from tests.service.engine.fixtures import Gate, running, seeds_in
-from tests.service.fixtures import GREY, FakeDecoder, until
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, until
 
 
 def waiting(caller: str, n: int) -> Generation:

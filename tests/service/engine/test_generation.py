@@ -23,7 +23,8 @@ from scanline.service.engine.generation import (
 )
 from scanline.service.http.disconnect import WaitingClient
 from tests.service.engine.fixtures import EVERY_FAKE, Gate, assert_right, drawn, finished, running
-from tests.service.fixtures import DEADLINE, GREY, FakeDecoder, fake_image, until
+from tests.service.fake_decoders import FakeDecoder, fake_image
+from tests.service.fixtures import DEADLINE, GREY, until
 
 
 @EVERY_FAKE

@@ -36,7 +36,8 @@ from tests.service.engine.fixtures import (
     opened,
     running,
 )
-from tests.service.fixtures import GREY, FakeDecoder, LateDecoder, LatePrefillDecoder
+from tests.service.fake_decoders import FakeDecoder, LateDecoder, LatePrefillDecoder
+from tests.service.fixtures import GREY
 
 MANY = SYNCHRONOUS_SLOTS + 6
 

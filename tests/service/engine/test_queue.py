@@ -14,7 +14,8 @@ from scanline.service.engine.queue_limits import QueueFullError
 from scanline.service.engine.queue_snapshot import MAX_AGE_SECONDS
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import Gate, assert_right, completion, running
-from tests.service.fixtures import GREY, FakeDecoder, until
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, until
 
 
 def test_a_full_queue_suggests_a_plausible_retry_time() -> None:

@@ -10,7 +10,8 @@ from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import QueueLimits
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import assert_right, running
-from tests.service.fixtures import GREY, FakeDecoder, until
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, until
 
 
 def cached(engine: Engine, generations: list[Generation]) -> list[Generation]:

@@ -9,7 +9,8 @@ from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import QueueLimits
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import Gate, finished, running
-from tests.service.fixtures import GREY, FakeDecoder
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY
 
 
 def test_a_large_image_is_not_overtaken_forever_through_spare_slots() -> None:

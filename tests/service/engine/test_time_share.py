@@ -34,7 +34,8 @@ from tests.service.engine.fixtures import (
     opened,
     running,
 )
-from tests.service.fixtures import GREY, FakeDecoder, LateDecoder, until
+from tests.service.fake_decoders import FakeDecoder, LateDecoder
+from tests.service.fixtures import GREY, until
 
 LARGE = dataclasses.replace(GREY, height=16, width=16)
 

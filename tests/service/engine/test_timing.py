@@ -17,7 +17,8 @@ from tests.service.engine.fixtures import (
     completion,
     opened,
 )
-from tests.service.fixtures import GREY, FakeDecoder
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY
 
 
 def test_waiting_time_first_pixel_and_total_time_are_measured() -> None:

@@ -9,13 +9,8 @@ import openai
 import pytest
 
 from scanline.service.state.app_state import AppState
-from tests.service.fixtures import (
-    COLOUR,
-    GREY,
-    FakeDecoder,
-    build,
-    listening,
-)
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import COLOUR, GREY, build, listening
 from tests.service.openai.fixtures import openai_client
 
 

@@ -12,13 +12,8 @@ import openai
 import pytest
 
 from scanline.service.state.app_state import AppState
-from tests.service.fixtures import (
-    GREY,
-    FakeDecoder,
-    build,
-    listening,
-    until,
-)
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, build, listening, until
 from tests.service.openai.fixtures import openai_client
 
 

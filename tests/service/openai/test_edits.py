@@ -17,14 +17,8 @@ import pytest
 from PIL import Image
 
 from scanline.service.engine.generation import GenerationSpec
-from tests.service.fixtures import (
-    GREY,
-    check_error,
-    encode,
-    fake_image,
-    random_picture,
-    until,
-)
+from tests.service.fake_decoders import fake_image
+from tests.service.fixtures import GREY, check_error, encode, random_picture, until
 from tests.service.openai.fixtures import expected_edit, masked, pixels_of
 
 

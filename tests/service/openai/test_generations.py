@@ -20,14 +20,8 @@ from scanline.service.http.errors import ApiError
 from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.openai.prompts import parse_prompt
 from scanline.service.state.app_state import AppState
-from tests.service.fixtures import (
-    COLOUR,
-    GREY,
-    FakeDecoder,
-    build,
-    fake_image,
-    listening,
-)
+from tests.service.fake_decoders import FakeDecoder, fake_image
+from tests.service.fixtures import COLOUR, GREY, build, listening
 from tests.service.openai.fixtures import masked, openai_client, pixels_of
 
 

@@ -10,7 +10,8 @@ import pytest
 from scanline.service.http.errors import ApiError
 from scanline.service.openai.rendering import choose_rendering
 from scanline.service.openai.requests import GenerationsRequest
-from tests.service.fixtures import GREY, FakeDecoder, build, check_error, talking_to
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, build, check_error, talking_to
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,12 @@ from scanline.service.openai.rendering import choose_rendering
 from scanline.service.openai.requests import GenerationsRequest
 from scanline.service.recipes.png_writer import WITHOUT_RECIPES
 from scanline.service.state.app_state import AppState
+from tests.service.fake_decoders import FakeDecoder, fake_image
 from tests.service.fixtures import (
     GREY,
-    FakeDecoder,
     build,
     check_error,
     encode,
-    fake_image,
     idle,
     listening,
     random_picture,

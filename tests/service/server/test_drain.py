@@ -19,15 +19,8 @@ from scanline.service.http.middleware.server_errors import ServerErrorMiddleware
 from scanline.service.recipes import png_writer
 from scanline.service.server import DrainingServer, uvicorn_config
 from scanline.service.state.app_state import AppState
-from tests.service.fixtures import (
-    DEADLINE,
-    GREY,
-    FakeDecoder,
-    build,
-    check_error,
-    listening,
-    until,
-)
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import DEADLINE, GREY, build, check_error, listening, until
 
 FLUSH = 1  # seconds that open connections have after the drain
 

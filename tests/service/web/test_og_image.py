@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.service.fixtures import GREY, FakeDecoder, build, check_error, decode_png, talking_to
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, build, check_error, decode_png, talking_to
 
 
 @pytest.fixture(scope="module")

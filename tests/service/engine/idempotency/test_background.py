@@ -13,9 +13,9 @@ import pytest
 from scanline.service.engine.generation import Generation
 from scanline.service.state.app_state import AppState
 from tests.service.engine.idempotency.fixtures import ASYNC, drawn
+from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import (
     GREY,
-    FakeDecoder,
     build,
     check_error,
     encode,

@@ -22,9 +22,9 @@ from scanline.service.engine.queue_limits import QueueLimits
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import Gate
 from tests.service.engine.idempotency.fixtures import ASYNC
+from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import (
     GREY,
-    FakeDecoder,
     build,
     check_error,
     encode,

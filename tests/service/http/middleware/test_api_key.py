@@ -9,14 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.service.fixtures import (
-    GREY,
-    FakeDecoder,
-    build,
-    check_error,
-    listening,
-    until,
-)
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import GREY, build, check_error, listening, until
 from tests.service.http.protocol.raw_connections import REQUEST, connect, read_all, serve
 
 

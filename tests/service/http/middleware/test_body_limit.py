@@ -16,10 +16,10 @@ from starlette.types import Message, Receive, Scope, Send
 from scanline.service.http.errors import ApiError
 from scanline.service.http.middleware import body_limit
 from scanline.service.http.middleware.body_limit import BodyLimitMiddleware
+from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import (
     COLOUR,
     DEADLINE,
-    FakeDecoder,
     build,
     check_error,
     encode,

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.service.fixtures import DEADLINE, GREY, FakeDecoder, build, talking_to, until
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import DEADLINE, GREY, build, talking_to, until
 from tests.service.http.protocol.raw_connections import (
     BODY,
     CHUNKED,

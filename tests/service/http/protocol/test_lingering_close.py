@@ -21,16 +21,8 @@ from starlette.types import Receive, Scope, Send
 from scanline.service.http.protocol import connection as connections
 from scanline.service.http.protocol import connection_limiter
 from scanline.service.state.app_state import AppState
-from tests.service.fixtures import (
-    DEADLINE,
-    GREY,
-    FakeDecoder,
-    build,
-    idle,
-    listening,
-    talking_to,
-    until,
-)
+from tests.service.fake_decoders import FakeDecoder
+from tests.service.fixtures import DEADLINE, GREY, build, idle, listening, talking_to, until
 from tests.service.http.protocol.raw_connections import (
     REQUEST,
     REQUEST_HEAD,
