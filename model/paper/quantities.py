@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
+from scanline.model.paper.image_tables import PAIR_BITS
 from scanline.model.paper.markdown import number
 from scanline.model.paper.quantity import (
     AllRows,
@@ -137,8 +138,10 @@ def _median(value: float | list[float]) -> float:
     return median(value) if isinstance(value, list) else value
 
 
-def bits_ratio(first: str | tuple[str, ...], second: str, mark: str) -> Measure:
+def bits_ratio(first: str | tuple[str, ...], second: str, mark: str, data: str) -> Measure:
     """Return the lowest bits/dim of the first kinds ÷ the second's, after equal training.
+
+    It is not measured until one of the kinds predicts ``data`` better than a table of pairs does.
 
     The spread treats the test images of both as independent, so it is wider than that of the
     difference on the same images.
@@ -152,6 +155,12 @@ def bits_ratio(first: str | tuple[str, ...], second: str, mark: str) -> Measure:
                 f"trained for {least:,.0f} seconds so far; a verdict needs {ENOUGH}"
             )
         points = _at_mark(runs, mark)
+        best = min(point["bits_per_dim"] for point in points)
+        if best > PAIR_BITS[data]:
+            raise NotMeasuredError(
+                f"no kind predicts better than a table of pairs yet: {best:.3f} bits/dim against "
+                f"{PAIR_BITS[data]:.3f}, after equal training"
+            )
         lowest = min(points[:-1], key=lambda point: float(point["bits_per_dim"]))
         a, b = lowest, points[-1]
         value = a["bits_per_dim"] / b["bits_per_dim"]

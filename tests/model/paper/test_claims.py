@@ -180,6 +180,9 @@ def test_reasons_for_no_verdict() -> None:
     short["train softmax"]["seconds"] = 599.0
     judged = judge(claim_named("mnist-softmax"), results("table1", short))
     assert judged.found == "trained for 599 seconds so far; a verdict needs 600"
+    weak = {key: row for kind in ("linear", "softmax") for key, row in trained(kind, 1.43).items()}
+    judged = judge(claim_named("mnist-softmax"), results("table1", weak))
+    assert judged.found.startswith("no kind predicts better than a table of pairs yet: 1.430")
     apart = images(1.0)
     for point in apart["train softmax"]["evaluations"]:
         point["images_seen"] += 1

@@ -6,13 +6,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from scanline.model.config import PRESETS
 from scanline.model.data.published_sets import load_dataset
 from scanline.model.paper.budget import Marks
 from scanline.model.paper.image_tables import (
+    PAIR_BITS,
     TABLE1,
     TABLE2,
     ImageTableSettings,
@@ -105,3 +108,24 @@ def test_table_compares_kinds_after_equal_images_and_equal_time() -> None:
     assert "ours, after 4,000 images" in table
     assert "after 600" not in table
     assert "| fourier | – | 1.250 ± 0.010 | 9 | – | 9 |" in table
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("data", PAIR_BITS)
+def test_table_of_pairs(data: str, data_dir: Path) -> None:
+    train, test = (load_dataset(data, split, data_dir).images for split in ("train", "test"))
+    channels = train.shape[-1]
+
+    def count(images: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Count pairs of successive values: ``[channel, previous value, value]``."""
+        flat = images.reshape(len(images), -1).astype(np.int64)
+        pairs = 256 * flat[:, :-1] + flat[:, 1:]
+        by_channel = (pairs[:, (c - 1) % channels :: channels] for c in range(channels))
+        return np.stack(
+            [np.bincount(one.ravel(), minlength=2**16).reshape(256, 256) for one in by_channel]
+        )
+
+    smoothed = count(train) + 0.1
+    seen = count(test)
+    bits = -(seen * np.log2(smoothed / smoothed.sum(-1, keepdims=True))).sum() / seen.sum()
+    assert bits == pytest.approx(PAIR_BITS[data], abs=5e-4)
