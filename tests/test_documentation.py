@@ -112,7 +112,7 @@ def test_in_python_without_a_server(tmp_path: Path) -> None:
     assert size(tmp_path / "threes.png") == (8 * 28, 2 * 28)
 
 
-def test_hash_of_64_digits_is_the_readme_s() -> None:
+def test_hash_of_64_digits_matches_the_readme() -> None:
     _, script = blocks("sh", "## Without a server")
     command, comment = script.strip().splitlines()
     words = shlex.split(command)
@@ -205,7 +205,7 @@ def test_make_targets_exist() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("weights/*.md")],
+    sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("weights/*.md")]),
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_named_files_and_headings_exist(page: Path) -> None:

@@ -43,7 +43,7 @@ GUIDED = SamplingDefaults(guidance=2.5, top_p=0.9)
         ({"label": None, "guidance": 1.0}, GUIDED, SamplingParams(label=-1, top_p=0.9)),
     ],
 )
-def test_options_are_resolved_with_the_model_s_defaults(
+def test_options_are_resolved_with_model_defaults(
     options: dict[str, Any], defaults: SamplingDefaults, params: SamplingParams
 ) -> None:
     assert resolve(GREY, defaults, SamplingOptions(**options)) == params

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def browser() -> Iterator[Browser]:
     from tests.page.helpers import ARGUMENTS, CHROMIUM, playwright  # may be missing
 
-    playwright.expect.set_options(timeout=15_000)  # generous, for busy machines
+    playwright.expect.set_options(timeout=60_000)  # generous, for busy machines
     with playwright.sync_playwright() as running:
         chromium = running.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         yield chromium
@@ -63,7 +63,7 @@ def visit(browser: Browser, served: tuple[AppState, str, FakeDecoder]) -> Iterat
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("request", lambda r: None if is_own(r.url, url) else errors.append(r.url))

@@ -130,6 +130,30 @@ def press_enter(page: Page, selector: str) -> None:
     control.press("Enter")
 
 
+def listen(page: Page, *lines: str) -> None:
+    """Collect every text of these elements in `window.messages`."""
+    page.evaluate(
+        """(lines) => {
+            window.messages = Object.fromEntries(lines.map((line) => [line, []]));
+            for (const line of lines) {
+                const element = document.querySelector(line);
+                new MutationObserver(() => window.messages[line].push(element.textContent))
+                    .observe(element, { childList: true, subtree: true });
+            }
+        }""",
+        lines,
+    )
+
+
+def wait_for_text(page: Page, line: str, pattern: str) -> None:
+    """Wait until an element has had a text since `listen`, however briefly."""
+    page.wait_for_function(
+        """([line, pattern]) =>
+            window.messages[line].some((text) => RegExp(pattern, "s").test(text))""",
+        arg=[line, pattern],
+    )
+
+
 def drawn_as(label: str) -> str:
     """Return the page's words for the class of a picture, for the classes of the fake models."""
     return f"drawn as {label}" if label.startswith("a ") else f"drawn as a {label}"
@@ -139,6 +163,11 @@ def open_settings(page: Page) -> None:
     """Open the settings of the view "Draw", unless they are open."""
     if not page.locator("#draw-options").is_visible():
         page.click("#draw-settings")
+
+
+def set_value(page: Page, selector: str, value: str) -> None:
+    """Set a field's value without an event, after which the page would soon draw by itself."""
+    page.locator(selector).evaluate("(field, value) => { field.value = value; }", value)
 
 
 def fill_setting(page: Page, selector: str, value: str) -> None:

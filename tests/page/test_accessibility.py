@@ -330,8 +330,8 @@ def test_enabled_button_does_not_steal_focus(visit: Open, grey: FakeDecoder) -> 
     shown(page, "learn")
     limits, memory = (page.locator(f"#scene-{b} button") for b in ("limits", "memory"))
     grey.before_step = lambda slots: time.sleep(0.01)
-    limits.press("Enter")
-    memory.press("Enter")
+    press_enter(page, "#scene-limits button")
+    press_enter(page, "#scene-memory button")
     for button in (limits, memory):
         expect(button).to_be_enabled()
     expect(memory).to_be_focused()

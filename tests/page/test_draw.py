@@ -20,6 +20,7 @@ from tests.page.helpers import (
     pick_model,
     pixels,
     set_slider,
+    set_value,
     url_hash,
     wait_until_drawn,
 )
@@ -61,7 +62,8 @@ def test_numbers_are_clamped_to_bounds(visit: Open) -> None:
     page.click("#complete-form summary")  # where the browser could not show a validation message
     page.click("#complete-form button[type=submit]")
     expect(page.locator("#complete-n")).to_have_value("64")
-    expect(page.locator("#complete .image-grid small").nth(1)).to_contain_text("seed 1")
+    label = page.locator("#complete .image-grid small").nth(1)
+    expect(label).to_have_text("seed 11.00 bits/dim")  # two lines: the seed is 1
     assert {"n=64", "seed=1"} <= set(url_hash(page).split("&"))
 
 
@@ -143,8 +145,8 @@ def test_cancel_shows_drawn_pixels_with_reduced_motion(visit: Open, grey: FakeDe
     row = pixels(page, "#draw .image-grid canvas")[0][: 4 * GREY.width]
     steps = len(grey.steps)
     grey.before_step = lambda slots: time.sleep(0.3) if len(grey.steps) > steps + 2 else None
-    fill_setting(page, "#draw-n", "1")
-    fill_setting(page, "#draw-seed", "5")
+    set_value(page, "#draw-n", "1")
+    set_value(page, "#draw-seed", "5")
     with page.expect_response("**/v1/samples"):
         page.click("#draw-form button[type=submit]")
     until(lambda: len(grey.steps) > steps + 4)

@@ -48,6 +48,7 @@ def test_same_seeds_are_drawn_with_each_new_checkpoint(visit: Open, run_folder: 
         assert pixels(page, "#draw .image-grid canvas") != old
         assert page.url == address
         assert page.request.get(f"{url}/v1/models/it").json()["weights"] != facts["weights"]
+        page.context.close()  # it would go on asking the stopped server
 
 
 def test_choice_is_hidden_if_models_do_not_change(visit: Open) -> None:

@@ -12,8 +12,10 @@ from tests.page.helpers import (
     Open,
     canvas_pngs,
     expect,
+    listen,
     pick_model,
     pixels,
+    wait_for_text,
 )
 from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import COLOUR, GREY, build, listening, tiny_model
@@ -34,13 +36,15 @@ def test_dice_roll_once_and_to_the_end(visit: Open) -> None:
     roll, rest = (page.locator(f"#scene-dice [data-dice-{name}]") for name in ("roll", "finish"))
     expect(verdict).to_contain_text("Next:")
     start = count(counter.text_content())
+    listen(page, "#scene-dice [data-dice-verdict]")
     roll.click()
-    expect(verdict).to_have_text(re.compile(r"The dice say \d+.*a chance of .*\s%\."))
+    shown = r"The dice say \d+.*a chance of .*\s%\."
+    wait_for_text(page, "#scene-dice [data-dice-verdict]", shown)
     expect(counter).to_contain_text(f"{start + 1} of")
     bars = canvas_pngs(page, "#scene-dice [data-dice-charts] canvas")
     rest.click()
     expect(page.locator("#scene-dice [data-status]")).to_contain_text(
-        f"{GREY.pixels} pixels, each a roll"
+        f"{GREY.pixels} pixels are drawn."
     )
     expect(verdict).to_contain_text("The last pixel")
     assert canvas_pngs(page, "#scene-dice [data-dice-charts] canvas") != bars, "the bars go on"
@@ -54,7 +58,7 @@ def test_final_message_waits_for_animation(visit: Open) -> None:
     rest = page.locator("#scene-dice [data-dice-finish]")
     expect(rest).to_be_enabled()
     rest.click()
-    expect(page.locator("#scene-dice [data-status]")).to_contain_text("each a roll")
+    expect(page.locator("#scene-dice [data-status]")).to_contain_text("pixels are drawn")
     assert np.array(pixels(page, "#scene-dice canvas.drawing")[0]).reshape(-1, 4)[:, 3].all()
     counted = page.locator("#scene-dice [data-dice-count]").text_content()
     assert count(counted) == COLOUR.pixels

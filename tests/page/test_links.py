@@ -18,6 +18,7 @@ from tests.page.helpers import (
     expect,
     pick_model,
     pixels,
+    set_value,
     share,
     url_hash,
     wait_until_drawn,
@@ -59,6 +60,7 @@ def test_views_keep_their_content(visit: Open) -> None:
     page.click("nav >> text=Draw")
     assert url_hash(page) == address
     assert pixels(page, "#draw .image-grid canvas") == shown
+    page.wait_for_timeout(300)  # longer than the delay of a redraw
     assert requested == []
     page.reload()
     wait_until_drawn(page)
@@ -95,7 +97,7 @@ def test_back_returns_from_inside_view(visit: Open) -> None:
 
 @pytest.mark.parametrize("link", ["watch?seed=5", "inside?seed=5", "play?seed=5", "complete?own=1"])
 def test_back_leaves_a_view_that_was_just_opened(visit: Open, link: str) -> None:
-    """What a link opens replaces the link in the history instead of adding an entry."""
+    """Opening a link replaces its history entry instead of adding one."""
     page = visit("#draw?n=1&seed=1")
     wait_until_drawn(page)
     before = page.url
@@ -242,9 +244,8 @@ def test_copied_command_repeats_drawing(visit: Open, tmp_path: Path, view: str, 
     page = visit("#draw?n=1&seed=5" if view == "draw" else "#complete", permissions=CLIPBOARD)
     wait_until_drawn(page, view)
     if view == "complete":
-        page.click("#complete-form summary")
-        page.fill("#complete-n", "1")
-        page.select_option("#complete-label", "a frog")
+        set_value(page, "#complete-n", "1")
+        set_value(page, "#complete-label", "a frog")
         page.click("#complete-form button[type=submit]")
         expect(page.locator("#complete .image-grid li")).to_have_count(2)
         wait_until_drawn(page, view)

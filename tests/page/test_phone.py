@@ -112,8 +112,7 @@ def test_landing_shows_that_more_classes_follow(visit: Open) -> None:
         document.querySelector("#draw-classes"), "::after").opacity)"""
     assert page.evaluate(opacity) > 0.9
     page.evaluate("() => document.querySelector('#draw-classes').scrollBy(999, 0)")
-    page.wait_for_timeout(100)
-    assert page.evaluate(opacity) < 0.1
+    page.wait_for_function(f"() => ({opacity})() < 0.1")
     assert box(page, "#draw-form")["width"] == box(page, "#draw .starts")["width"]
 
 

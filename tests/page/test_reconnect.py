@@ -10,6 +10,7 @@ import pytest
 from tests.page.helpers import (
     Open,
     expect,
+    listen,
     pick_model,
     set_slider,
     wait_until_drawn,
@@ -38,21 +39,6 @@ def lose(page: Page, path: str, times: int) -> None:
             route.abort()
 
     page.route(f"**/v1/{path}", answer)
-
-
-def listen(page: Page, *lines: str) -> None:
-    """Collect every text of these elements in `window.messages`."""
-    page.evaluate(
-        """(lines) => {
-            window.messages = Object.fromEntries(lines.map((line) => [line, []]));
-            for (const line of lines) {
-                const element = document.querySelector(line);
-                new MutationObserver(() => window.messages[line].push(element.textContent))
-                    .observe(element, { childList: true, subtree: true });
-            }
-        }""",
-        lines,
-    )
 
 
 def wait_for_scores(page: Page, times: int) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
 from tests.page.helpers import (
     Open,
     expect,
-    fill_setting,
     pixels,
+    set_value,
     wait_until_drawn,
     wait_until_measured,
 )
 from tests.service.fake_decoders import FakeDecoder
-from tests.service.fixtures import GREY, build, idle, listening, until
+from tests.service.fixtures import (
+    DEADLINE,
+    GREY,
+    build,
+    idle,
+    listening,
+    until,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
@@ -40,7 +48,7 @@ def test_lost_connection_is_resumed(visit: Open) -> None:
 
     page.route("**/v1/samples", cut)
     page.route("**/events", refuse_once)
-    fill_setting(page, "#draw-form [name=seed]", "5")
+    set_value(page, "#draw-form [name=seed]", "5")
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw [data-status-panel]")).to_contain_text("Reconnecting")
     wait_until_drawn(page)
@@ -65,7 +73,7 @@ def test_forgotten_generation_restarts(visit: Open) -> None:
         route.fulfill(response=reply, body=body[: body.index(b"event: pixels")])
 
     page.route("**/v1/samples", cut_once)
-    fill_setting(page, "#draw-seed", "5")
+    set_value(page, "#draw-seed", "5")
     page.click("#draw-form button[type=submit]")
     wait_until_drawn(page)
     assert pixels(page, "#draw .image-grid canvas") == whole
@@ -99,8 +107,10 @@ def test_server_back_at_last_try_draws_again(visit: Open) -> None:
     slow = FakeDecoder(GREY, 4)
     app_state, app = build(decoders={"grey": slow})
     requested: list[str] = []
+    go_on = threading.Event()
 
     def away(route: Route) -> None:
+        go_on.set()
         requested.append(route.request.url)
         if len(requested) < 8:
             route.abort()
@@ -112,14 +122,18 @@ def test_server_back_at_last_try_draws_again(visit: Open) -> None:
         page = visit("#draw?n=2&seed=5", url=url, allowed=["ERR_FAILED", "404"])
         wait_until_drawn(page)
         whole = pixels(page, "#draw .image-grid canvas")
-        slow.before_step = lambda slots: time.sleep(0.1)
+        begun = len(slow.steps)
+        # Hold the drawing until the page has lost its stream.
+        slow.before_step = lambda slots: (
+            (go_on.wait(DEADLINE), None)[1] if len(slow.steps) > begun + 2 else None
+        )
         page.route("**/events", away)
         page.evaluate("""() => {
             const wait = window.setTimeout;
             window.setTimeout = (act, ms, ...rest) => wait(act, ms / 50, ...rest);
         }""")
         page.evaluate(CUT)
-        fill_setting(page, "#draw-seed", "5")
+        set_value(page, "#draw-seed", "5")
         page.click("#draw-form button[type=submit]")
         expect(page.locator("#draw [data-status-panel]")).to_contain_text(
             "a second", timeout=30_000
@@ -155,7 +169,7 @@ def test_generation_cancelled_during_lost_connection_restarts(visit: Open) -> No
         page = visit("#draw?n=2&seed=5", url=url)
         wait_until_drawn(page)
         whole = pixels(page, "#draw .image-grid canvas")
-        slow.before_step = lambda slots: time.sleep(0.1)
+        slow.before_step = lambda slots: time.sleep(1)
         held: list[int] = []
 
         def hold_once(route: Route) -> None:
@@ -167,7 +181,7 @@ def test_generation_cancelled_during_lost_connection_restarts(visit: Open) -> No
 
         page.route("**/events", hold_once)
         page.evaluate(CUT)
-        fill_setting(page, "#draw-seed", "5")
+        set_value(page, "#draw-seed", "5")
         page.click("#draw-form button[type=submit]")
         wait_until_drawn(page)
         assert held == [1]

@@ -15,10 +15,12 @@ from tests.page.helpers import (
     box,
     canvas_pngs,
     expect,
+    listen,
     pick_model,
     pixels,
     set_slider,
     url_hash,
+    wait_for_text,
     wait_until_drawn,
 )
 from tests.service.fixtures import COLOUR, GREY
@@ -71,7 +73,7 @@ def test_dice_choose_the_pixels_of_the_seed(visit: Open, name: str) -> None:
     expect(page.locator("[data-dice-count]")).to_contain_text(f"{start} of {config.pixels}")
     page.click("[data-dice-finish]")
     expect(page.locator("#watch [data-status-panel]")).to_contain_text(
-        f"{config.pixels} pixels, each a roll"
+        f"{config.pixels} pixels are drawn."
     )
     assert painted(page, config) == expected
     expect(page.locator("[data-dice-verdict]")).to_contain_text("The last pixel is")
@@ -80,10 +82,10 @@ def test_dice_choose_the_pixels_of_the_seed(visit: Open, name: str) -> None:
 
 def test_roll_says_what_the_dice_chose(visit: Open) -> None:
     page = open_stage(visit)
+    verdict = "[data-dice-verdict]"
+    listen(page, verdict)
     page.click("[data-dice-roll]")
-    expect(page.locator("[data-dice-verdict]")).to_have_text(
-        re.compile(r"The dice say \d+, .*: a chance of .*\s%\.")
-    )
+    wait_for_text(page, verdict, r"The dice say \d+, .*: a chance of .*\s%\.")
 
 
 def test_sliders_reshape_the_bars_and_redraw_the_rest(visit: Open) -> None:
@@ -161,7 +163,7 @@ def test_picture_plays_with_pause(visit: Open) -> None:
     assert position(page) == stopped
     page.select_option("[data-dice-speed]", "60")
     page.click("[data-dice-play]")
-    expect(page.locator("#watch [data-status-panel]")).to_contain_text("each a roll")
+    expect(page.locator("#watch [data-status-panel]")).to_contain_text("pixels are drawn")
 
 
 def test_bars_follow_while_the_rest_is_rolled(visit: Open) -> None:

@@ -51,10 +51,11 @@ COLOUR = dataclasses.replace(GREY, height=4, width=3, channels=3, classes=())
 
 def until(condition: Callable[[], object], what: str = "the condition") -> None:
     """Poll until a condition holds."""
-    deadline = time.monotonic() + DEADLINE
+    deadline, pause = time.monotonic() + DEADLINE, 0.002
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true in {DEADLINE} s"
-        time.sleep(0.002)
+        assert time.monotonic() < deadline, f"no success within {DEADLINE} s: {what}"
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.05)
 
 
 def tiny_model(config: ModelConfig = GREY) -> LinearTransformer:

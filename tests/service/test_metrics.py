@@ -34,9 +34,10 @@ def test_request_metrics() -> None:
         client.post("/v1/samples", json={"n": 3})
         for method in ("PURGE", "PATCH"):  # neither gets a time series of its own
             client.request(method, "/v1/models")
+        ended = 'scanline_generation_seconds_count{model="grey"}'
+        until(lambda: metric_value(client, ended) == 1)  # counted after the reply
         text = client.get("/metrics").text
     for line in (
-        'scanline_generation_seconds_count{model="grey"} 1.0',
         'scanline_generation_seconds_count{model="colour"} 0.0',
         'scanline_request_seconds_count{method="POST",route="/v1/samples"} 1.0',
         'scanline_requests_total{method="POST",route="/v1/samples",status="200"} 1.0',
@@ -82,6 +83,7 @@ def test_a_stuck_step_fails_the_health_checks(
     why = check_error(client.get("/livez"), 503, "not_ready")
     assert "the engine of grey is stuck: restart the server" in why
     assert "no engine of grey is running" in check_error(client.get("/readyz"), 503, "not_ready")
+    monkeypatch.undo()
     go_on.set()
     until(lambda: client.get("/livez").text == "ok\n")
     until(lambda: client.get(begun.headers["location"]).json()["status"] == "finished")

@@ -112,7 +112,7 @@ def test_passes_hold_images_of_similar_lengths() -> None:
 @interpreter_and_gpu
 @every_shape
 def test_shorter_prefixes_are_stepped_over(config: ModelConfig) -> None:
-    """Whether an image is prefilled depends on its own known pixels only."""
+    """Prefilling an image depends only on that image's known pixels."""
     inputs = known_prefixes(config, [3, 4])
     decoder = TritonDecoder(network_for(config), 2, min_prefill=4)
     decoder.begin([0, 1], inputs)

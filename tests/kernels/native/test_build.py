@@ -61,7 +61,7 @@ def test_killed_compiler_stops_the_build(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No other ISA is commands, because Ctrl-C kills the compiler too."""
+    """No other ISA is tried, because Ctrl-C kills the compiler too."""
     compiler.write_text(compiler.read_text().replace("while", "kill -TERM $$\nwhile"))
     with pytest.raises(native_build.InterruptedBuildError, match=r"killed by signal 15 \(Term"):
         native.load_library()

@@ -61,10 +61,17 @@ def test_idle_threads_sleep() -> None:
             counts.append(sum(int(n) for n in re.findall(r"ctxt_switches:\t(\d+)", status)))
         return counts
 
-    until(context_switches, "sleep")  # the threads spin for a moment first
-    before_sleep = context_switches()
+    asleep: list[list[int]] = []
+
+    def all_sleep() -> bool:
+        counts = context_switches()
+        if counts is not None:
+            asleep.append(counts)
+        return counts is not None
+
+    until(all_sleep, "sleep")  # the threads spin for a moment first
     time.sleep(0.3)
-    assert context_switches() == before_sleep
+    assert context_switches() == asleep[-1]
 
 
 FORK = """

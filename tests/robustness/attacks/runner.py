@@ -19,8 +19,10 @@ from tests.robustness.attacks.catalog import ATTACKS, Attack
 from tests.robustness.attacks.payloads import picture
 
 
-def shoot(address: tuple[str, int], attack: Attack, stop: Event) -> bytes:
-    """Attack once over one connection; return the reply, if any."""
+def shoot(
+    address: tuple[str, int], attack: Attack, stop: Event, begun: Event | None = None
+) -> bytes:
+    """Attack once over one connection, which sets ``begun``; return the reply, if any."""
     received = b""
     here = sys.platform == "linux" and address[0].startswith("127.")
     mine = ("127.0.0.2", 0) if here else None  # another caller
@@ -28,6 +30,8 @@ def shoot(address: tuple[str, int], attack: Attack, stop: Event) -> bytes:
         contextlib.suppress(OSError),
         socket.create_connection(address, timeout=5, source_address=mine) as connection,
     ):
+        if begun is not None:
+            begun.set()
         with contextlib.suppress(OSError):
             connection.sendall(attack.first)
             for _ in range(attack.most // max(len(attack.again), 1)):
@@ -45,7 +49,7 @@ def shoot(address: tuple[str, int], attack: Attack, stop: Event) -> bytes:
 
 
 def keep_attacking(
-    address: tuple[str, int], name: str, connections: int | None, stop: Event
+    address: tuple[str, int], name: str, connections: int | None, stop: Event, begun: Event
 ) -> None:
     """Repeat an attack over several connections at once until ``stop`` is set."""
     os.nice(10)  # real attackers do not share the server's CPU
@@ -53,7 +57,7 @@ def keep_attacking(
 
     def go_on() -> None:
         while not stop.is_set():
-            shoot(address, attack, stop)
+            shoot(address, attack, stop, begun)
 
     count = connections or attack.connections
     threads = [threading.Thread(target=go_on) for _ in range(count)]
@@ -69,10 +73,11 @@ def under_attack(
 ) -> Iterator[None]:
     """Run an attack from its own process inside the block."""
     spawn = multiprocessing.get_context("spawn")
-    stop = spawn.Event()
-    process = spawn.Process(target=keep_attacking, args=(address, name, connections, stop))
+    stop, begun = spawn.Event(), spawn.Event()
+    process = spawn.Process(target=keep_attacking, args=(address, name, connections, stop, begun))
     process.start()
     try:
+        assert begun.wait(60), "the attack has not begun"
         yield
     finally:
         stop.set()

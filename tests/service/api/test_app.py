@@ -19,7 +19,16 @@ from scanline.service.app import create_app
 from scanline.service.http.middleware.api_key import ApiKeyMiddleware
 from scanline.service.state.app_state import AppState
 from tests.service.api.fixtures import LiveServer, serve
-from tests.service.fixtures import GREY, check_error, listening, settings, tiny_model, until
+from tests.service.fixtures import (
+    GREY,
+    check_error,
+    idle,
+    listening,
+    metric_value,
+    settings,
+    tiny_model,
+    until,
+)
 from tests.sse_client import parse_sse
 
 
@@ -147,6 +156,12 @@ def test_a_path_cannot_forge_a_log_line(api: LiveServer, caplog: pytest.LogCaptu
     assert "\x1b" not in line
 
 
+def wait_for_pixels(api: LiveServer, count: int) -> None:
+    """Wait until a model's pixels are counted and its engine is idle."""
+    until(lambda: metric_value(api.client, 'scanline_pixels_total{model="grey"}') == count)
+    until(lambda: idle(api.app_state))
+
+
 def test_metrics_count_requests_with_a_bounded_number_of_labels() -> None:
     for api in serve():
         api.samples(n=3, model="grey")
@@ -157,6 +172,8 @@ def test_metrics_count_requests_with_a_bounded_number_of_labels() -> None:
             lines = client.get("/metrics").text.splitlines()
             return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
+        # Some are counted after the reply.
+        wait_for_pixels(api, 4 * GREY.pixels)
         text = api.client.get("/metrics").text
         assert api.client.get("/metrics").headers["content-type"].startswith("text/plain")
         for line in (

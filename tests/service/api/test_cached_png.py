@@ -14,6 +14,7 @@ from scanline.service.engine.generation import FinishReason, GenerationSpec
 from scanline.service.state.app_state import AppState
 from tests.service.fake_decoders import FakeDecoder, fake_image
 from tests.service.fixtures import (
+    DEADLINE,
     GREY,
     build,
     check_error,
@@ -84,11 +85,14 @@ def test_simultaneous_requests_for_a_sample_draw_it_once() -> None:
     decoder.before_step = lambda slots: (go_on.wait(), None)[1]
     app_state, app = build(decoders={"grey": decoder})
     with listening(app, lambda: app_state.ready) as url, ThreadPoolExecutor(6) as pool:
-        asked = [pool.submit(httpx.get, f"{url}/v1/samples/grey/3.png") for _ in range(6)]
+        replies = [
+            pool.submit(httpx.get, f"{url}/v1/samples/grey/3.png", timeout=DEADLINE)
+            for _ in range(6)
+        ]
         queue = app_state.models["grey"].engine.queue
         until(lambda: [g.readers for g in tuple(queue._live.values())] == [6])
         go_on.set()
-        pictures = {reply.result().content for reply in asked}
+        pictures = {reply.result().content for reply in replies}
         assert {slot for slots, _ in decoder.steps for slot in slots} == {0}
     (picture,) = pictures
     expected = fake_image(GREY, GenerationSpec(n=1, seed=3), 0)

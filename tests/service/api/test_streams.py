@@ -167,7 +167,7 @@ def test_resumed_stream_is_complete(
     assert (ended.status_code, ended.content) == (204, b"")
 
 
-def test_event_ids_encode_the_reader_s_position() -> None:
+def test_event_ids_encode_the_read_position() -> None:
     generation = Generation("fake", GREY, GenerationSpec(n=5, seed=0))
     whole = Cursor(30, ended=True)
     cursors = [whole, whole, Cursor(12, 3), Cursor(7, 1, True), Cursor()]

@@ -126,7 +126,7 @@ def test_commands_work_with_a_closed_output(
 
 
 @pytest.mark.slow
-def test_training_works_without_the_service_s_packages(photographs: Path, tmp_path: Path) -> None:
+def test_training_works_without_service_packages(photographs: Path, tmp_path: Path) -> None:
     """A GPU machine may have torch but not FastAPI."""
     for name in ("fastapi", "pydantic", "pydantic_settings", "starlette", "uvicorn"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError({name!r})\n")

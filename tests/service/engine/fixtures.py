@@ -44,6 +44,7 @@ class Gate:
 
     def turn(self, steps: int = 1) -> None:
         """Let ``steps`` steps through, and wait until the engine is blocked in the next one."""
+        self.wait()
         for _ in range(steps):
             before = self.arrivals
             self.let(1)

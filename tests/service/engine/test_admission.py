@@ -50,10 +50,10 @@ def test_requests_are_admitted_in_turn_so_a_small_one_is_not_starved() -> None:
             held.wait()
             generations.append(small := engine.queue.submit(GenerationSpec(n=1, seed=1000)))
             generations.append(middle := engine.queue.submit(GenerationSpec(n=2, seed=2000)))
+            assert small.queue_position == 1
+            assert middle.queue_position == 2
         finally:
             submitted.set()
-        assert small.queue_position == 1
-        assert middle.queue_position == 2
         with engine.queue.reading(large), engine.queue.reading(small), engine.queue.reading(middle):
             assert_right(small)
             assert_right(middle)

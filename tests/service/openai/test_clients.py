@@ -13,7 +13,13 @@ import pytest
 
 from scanline.service.state.app_state import AppState
 from tests.service.fake_decoders import FakeDecoder
-from tests.service.fixtures import GREY, build, listening, until
+from tests.service.fixtures import (
+    DEADLINE,
+    GREY,
+    build,
+    listening,
+    until,
+)
 from tests.service.openai.fixtures import openai_client
 
 
@@ -29,7 +35,11 @@ def test_full_queue_is_429_and_the_client_retries() -> None:
 
     with listening(app, lambda: app_state.ready) as url:
         others = [
-            threading.Thread(target=httpx.post, args=(f"{url}/v1/samples",), kwargs={"json": {}})
+            threading.Thread(
+                target=httpx.post,
+                args=(f"{url}/v1/samples",),
+                kwargs={"json": {}, "timeout": DEADLINE},
+            )
             for _ in range(2)
         ]
         others[0].start()

@@ -21,7 +21,13 @@ from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.openai.prompts import parse_prompt
 from scanline.service.state.app_state import AppState
 from tests.service.fake_decoders import FakeDecoder, fake_image
-from tests.service.fixtures import COLOUR, GREY, build, listening
+from tests.service.fixtures import (
+    COLOUR,
+    GREY,
+    build,
+    listening,
+    talking_to,
+)
 from tests.service.openai.fixtures import masked, openai_client, pixels_of
 
 
@@ -166,7 +172,7 @@ def test_another_model_and_size(client: openai.OpenAI) -> None:
     "size",
     ["256x256", "1024x1024", "1536x1024", "768x768", "2048x2048", "1536x864", "7x9", "2047x8"],
 )
-def test_any_size_contains_the_image_in_their_middle(
+def test_any_size_contains_the_image_in_its_middle(
     client: openai.OpenAI, model: str, size: str
 ) -> None:
     config = {"grey": GREY, "colour": COLOUR}[model]
@@ -297,8 +303,8 @@ def test_thread_pool_is_chosen_by_the_enlarged_size(
         return encode_pool_for(server, pixels)
 
     monkeypatch.setattr(AppState, "encode_pool_for", record)
-    app_state, app = build(decoders={"grey": FakeDecoder(GREY, 2)})
-    with listening(app, lambda: app_state.ready) as url, httpx.Client(base_url=url) as client:
+    _, app = build(decoders={"grey": FakeDecoder(GREY, 2)})
+    with talking_to(app) as client:
         body = {"prompt": "", "size": "50x60", "stream": stream}
         assert client.post("/v1/images/generations", json=body).status_code == 200
     assert asked == [50 * 60]

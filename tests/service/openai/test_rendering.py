@@ -44,7 +44,7 @@ def test_pixels_per_reply_are_limited_if_the_image_is_not_enlarged(
         assert client.post("/v1/images/generations", json=alone).status_code == 200
 
 
-def test_images_of_the_model_s_size_have_no_pixel_limit() -> None:
+def test_images_of_model_size_have_no_pixel_limit() -> None:
     own = replace(GREY, height=1024, width=1024)
     for size in ("auto", "1024x1024"):
         rendering = choose_rendering(GenerationsRequest(prompt="", n=30, size=size), own)

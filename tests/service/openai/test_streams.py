@@ -27,6 +27,7 @@ from scanline.service.recipes.png_writer import WITHOUT_RECIPES
 from scanline.service.state.app_state import AppState
 from tests.service.fake_decoders import FakeDecoder, fake_image
 from tests.service.fixtures import (
+    DEADLINE,
     GREY,
     build,
     check_error,
@@ -209,12 +210,13 @@ def test_a_cancelled_stream_ends_with_an_error() -> None:
 def test_cancelled_generation_is_503() -> None:
     """Incomplete images would look like complete ones."""
     with blocked_server() as (url, queue, cancelled), ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(httpx.post, f"{url}/v1/images/generations", json={"prompt": "", "n": 3})
+        body = {"prompt": "", "n": 3}
+        reply = pool.submit(httpx.post, f"{url}/v1/images/generations", json=body, timeout=DEADLINE)
         until(lambda: queue.waiting == 1)
         (generation,) = queue._live.values()
         queue.cancel(generation)
         cancelled.set()
-        check_error(asked.result(), 503, "cancelled")
+        check_error(reply.result(), 503, "cancelled")
 
 
 def test_client_raises_errors_of_a_stream(server: tuple[AppState, str]) -> None:

@@ -27,14 +27,18 @@ def test_port_0_chooses_a_free_port_and_logs_it(weights: Path) -> None:
         text=True,
     ) as process:
         assert process.stderr is not None
-        said = ""
-        while (found := re.search(r"listening on (http://127\.0\.0\.1:\d+)", said)) is None:
-            line = process.stderr.readline()
-            assert line, said
-            said += line
-        assert httpx.get(f"{found[1]}/livez", timeout=60).text == "ok\n"
-        process.terminate()
-        process.stderr.read()
+        log = ""
+        try:
+            while (found := re.search(r"listening on (http://127\.0\.0\.1:\d+)", log)) is None:
+                line = process.stderr.readline()
+                assert line, log
+                log += line
+            assert httpx.get(f"{found[1]}/livez", timeout=60).text == "ok\n"
+            process.terminate()
+            process.stderr.read()
+            process.wait(60)
+        finally:
+            process.kill()
     assert process.returncode == 0
 
 

@@ -165,10 +165,12 @@ def test_replaced_model_frees_its_slots_and_keeps_its_results(
         picture = server.client.get("/v1/samples/it/3.png")
         decoder = weakref.ref(server.app_state.models["it"].engine.decoder)
         gc.disable()  # the objects of the start are excluded from collection in a real server
-        save(tmp_path, 2)
-        server.reload()
-        until(lambda: decoder() is None, "a free decoder")
-        gc.enable()
+        try:
+            save(tmp_path, 2)
+            server.reload()
+            until(lambda: decoder() is None, "a free decoder")
+        finally:
+            gc.enable()
         # By id, and by idempotency key, with the recipe of the weights that drew it.
         for kept in (
             server.client.get(f"/v1/generations/{drawn['id']}"),

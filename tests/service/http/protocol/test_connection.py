@@ -29,7 +29,7 @@ from tests.service.http.protocol.raw_connections import (
 )
 from tests.sse_client import parse_sse
 
-QUICK = {"header_seconds": 0.3, "body_seconds": 0.3, "send_seconds": 0.3, "keep_alive_seconds": 0.3}
+QUICK = {"header_seconds": 1.0, "body_seconds": 1.0, "send_seconds": 1.0, "keep_alive_seconds": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +149,10 @@ def test_http_1_0_replies_are_not_chunked(patient: httpx.Client) -> None:
 
 
 def test_a_flood_of_pipelined_requests_is_aborted(patient: httpx.Client) -> None:
+    received = b""
     with connect(patient) as connection, contextlib.suppress(ConnectionResetError):
-        assert send_until_rejected(connection, b"", REQUEST * 100, 2_000_000).count(b"200 OK") < 200
+        received = send_until_rejected(connection, b"", REQUEST * 100, 2_000_000)
+    assert received.count(b"200 OK") < 200
     assert patient.get("/livez").status_code == 200
 
 

@@ -25,7 +25,7 @@ def test_the_number_of_headers_is_limited(more: int, status: bytes) -> None:
     run_skipping(ask())
 
 
-def test_blanks_around_a_header_s_value_are_no_part_of_it() -> None:
+def test_blanks_around_header_values_are_stripped() -> None:
     """RFC 9112, section 5: they come before and after the value."""
     seen: list[tuple[bytes, bytes]] = []
 
