@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import shutil
@@ -12,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-STALE_SECONDS = 600.0  # age at which unfinished files of ended processes are deleted
+STALE_SECONDS = 600.0  # age at which unfinished files that no process uses are deleted
 
 
 class CacheFolderError(OSError):
@@ -65,17 +66,34 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path and move the file created there to ``path`` at the end.
 
     The temporary path is in a new folder beside ``path``, so concurrent processes do not conflict.
-    Stale folders of ended processes are deleted.
+    The folder is locked while it is in use. Old folders without a lock are deleted.
 
     Raises:
         OSError: The folder cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name.partition('-')[0]}-*"):
-        with contextlib.suppress(OSError):  # already deleted, or owned by another user
+        with contextlib.suppress(OSError):  # in use, already deleted, or owned by another user
             if time.time() - left.stat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+                with _locked(left):
+                    shutil.rmtree(left)
+    with (
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder,
+        contextlib.ExitStack() as stack,
+    ):
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            stack.enter_context(_locked(Path(folder)))
         made = Path(folder) / path.name
         yield made
         made.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder inside the block; raise ``OSError`` if it is locked already."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

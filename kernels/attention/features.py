@@ -1,8 +1,8 @@
 """Feature maps φ of linear attention, which weights a value by the kernel φ(q)ᵀ φ(k) (eq. 4).
 
 Each map takes queries or keys ``[..., K]`` to features ``[..., F]`` of the same dtype. The product
-of two feature vectors is never negative, so attention weights are not either. Only ``fourier``
-estimates a positive kernel with an error of either sign.
+of two feature vectors is never negative, so attention weights are not either. The exception is
+``fourier``: its estimate of a positive kernel may be negative.
 """
 
 from __future__ import annotations

@@ -321,9 +321,5 @@ def variants(
                 prefix = f"{name}/{TYPES[dtype]}" + "/many" * many
                 for launch in plan(config, *memory, overlap, many):
                     variant = launch.variant(prefix)
-                    key = (
-                        variant.kernel.__name__, *sorted(variant.signature.items()),
-                        *sorted((k, repr(v)) for k, v in variant.constants.items()),
-                    )  # fmt: skip
-                    found.setdefault(key, variant)
+                    found.setdefault(variant.key, variant)
     return list(found.values())

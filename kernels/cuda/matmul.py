@@ -20,8 +20,8 @@ import triton.language as tl
 from scanline.kernels.cuda.dependent_launch import wait_for_previous_kernel
 
 NORM_EPS = 1e-5  # of layer norm
-BM, BK = 64, 64  # rows, and length of the inner loop's step, of every tile
-BN_PROJECT = 128  # columns per program of ``project_kernel``: wide, to read rows less often
+BM, BK = 64, 64  # rows of every tile, and in bf16 the inner loop's step
+BN_PROJECT = 128  # columns per program of ``project_kernel`` in bf16: wide, to read rows less often
 BN_RESIDUAL = 64  # columns per program of ``residual_kernel``: few outputs with long sums
 
 

@@ -255,10 +255,6 @@ def variants(
             launches, _ = plan(config, allocate_weights(config, "meta"), buffers, overlap)
             for launch in launches:
                 variant = launch.variant(f"{name}/{TYPES[dtype]}")
-                key = (
-                    variant.kernel.__name__, *sorted(variant.signature.items()),
-                    *sorted((k, repr(v)) for k, v in variant.constants.items()),
-                )  # fmt: skip
                 if variant.kernel in own:
-                    found.setdefault(key, variant)
+                    found.setdefault(variant.key, variant)
     return list(found.values())

@@ -24,8 +24,8 @@ from scanline.kernels.cuda.variants import KernelVariant
 from scanline.kernels.custom_op import custom_op
 from scanline.kernels.short_conv import TAPS
 
-# Elements per tile and warps: 8 elements per thread, but 4 in the backward pass, which needs more
-# registers.
+# Elements per tile and warps: 16 elements per thread for the sum, 8 for norm and convolution, and 4
+# for the backward pass, which needs more registers.
 _ADD, _NORM_CONV, _BACKWARD = (2048, 4), (2048, 8), (512, 4)
 
 

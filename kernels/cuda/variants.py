@@ -28,6 +28,15 @@ class KernelVariant:
     num_stages: int
     maxnreg: int | None = None
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Everything but the name: equal for variants that compile to the same code."""
+        return (
+            self.kernel.__name__, self.num_warps, self.num_stages, self.maxnreg,
+            *sorted(self.signature.items()),
+            *sorted((name, repr(value)) for name, value in self.constants.items()),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class CudaSource:

@@ -193,8 +193,8 @@ def _close(library: ctypes.CDLL, handle: ctypes.c_void_p, owner: int) -> None:
 class NativeNetwork:
     """A network with its slots in native code.
 
-    Calls release the GIL. A forked process does not have the decoder's threads, so there every call
-    raises ``RuntimeError``.
+    Calls release the GIL. A forked process does not have the decoder's threads, so there ``begin``,
+    ``step`` and ``copy`` raise ``RuntimeError``.
 
     Args:
         library: From ``load_library``.

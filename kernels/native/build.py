@@ -42,7 +42,8 @@ FLAGS = (
     "-fvisibility=hidden",
 )  # fmt: skip
 COMPILE_TIMEOUT = 300  # seconds
-# Output of g++ and clang++ if a subprocess of theirs was killed. Their exit status is a failure's.
+# Matches what g++ and clang++ print if one of their subprocesses was killed. Their exit status does
+# not tell this from a compile error.
 _KILLED = re.compile(r"\w+ signal terminated program \w+|command: (Killed|Terminated)")
 _FULL = "No space left on device"
 _NOEXEC = getattr(os, "ST_NOEXEC", 0)  # only Linux has it

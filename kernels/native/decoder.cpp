@@ -24,8 +24,8 @@ enum Status { DONE = 0, BAD_SLOTS = 1, BAD_LENGTHS = 2 };
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Open a decoder. The weights are copied; `arrays` must outlive the decoder. On failure return null and
-// write the reason to `error`.
+// Open a decoder. The weights and the structs are copied; the arrays that `arrays` points to must outlive
+// the decoder. On failure return null and write the reason to `error`.
 scanline::Decoder* scanline_open(const Config* config, const Weights* weights, const Arrays* arrays,
                                  char* error, int size) {
     const scanline::DefaultFloatMode mode;

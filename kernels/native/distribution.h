@@ -164,7 +164,8 @@ inline void value_probabilities(const float* weights, const float* means, const 
         widths[PADDED_MIXTURES], low_tails[PADDED_MIXTURES], high_tails[PADDED_MIXTURES];
     for (int m = 0; m < PADDED_MIXTURES; m += LANES) {
         const Vec inverse = exp(-load(log_scales + m));
-        // What an edge's bin, which extends to infinity in direction `sign`, holds besides its inner part.
+        // Mass of an edge's bin beyond its inner part of width 2/255. The bin extends to infinity in
+        // direction `sign`.
         const auto tail = [&](int value, float sign) ALWAYS_INLINE {
             const Bin bin(to_unit(value) - load(means + m), inverse);
             const Vec inwards = inverse * (to_unit(value) - load(means + m)) * sign - bin.half;

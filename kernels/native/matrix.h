@@ -174,8 +174,8 @@ public:
     }
 
     // Multiply finished rows by a range of panels and call `emit(row, column, values)` with each vector
-    // of the result, bias included. AVX-512 kernels have even numbers of rows, so one row after the
-    // last may be read, but is not used.
+    // of the result, bias included. Except for one row, AVX-512 kernels have even numbers of rows, and
+    // AMX kernels have those of the longest block. So one row after the last may be read, but is not used.
     template <typename Emit>
     void multiply(const std::byte* input, size_t stride, int rows, Range panels, Emit emit) const {
         alignas(64) float tile[BLOCK * MAX_PANELS * PANEL];

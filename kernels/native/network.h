@@ -23,10 +23,10 @@ public:
         : config_(config), sizes_(config), format_(precision(config)),
           embedding_(config, weights, sizes_.embedded, sizes_.model, sizes_.wide),
           norm_(weights.norm_weight, weights.norm_bias, config.d_model, sizes_.wide),
-          predictor_(config.head_outputs, config.d_model, config.d_model,
-                     head_format(config, weights)) {
-        predictor_.fill(weights.head_weight, weights.head_bias, config.head_outputs,
-                        config.d_model);
+          head_product_(config.head_outputs, config.d_model, config.d_model,
+                        head_format(config, weights)) {
+        head_product_.fill(weights.head_weight, weights.head_bias, config.head_outputs,
+                           config.d_model);
         for (int l = 0; l < config.n_layers; ++l)
             layers_.emplace_back(config, weights.layers[l], sizes_, first_format(config, weights, l));
     }
@@ -77,8 +77,8 @@ public:
             add_residual(count, team, buffers);
             if (!config_.pre_norm) norm_rows(layer.norm2, count, buffers, true, format_);
         }
-        norm_rows(norm_, count, buffers, false, predictor_.format());
-        multiply(predictor_, buffers.input.get(), sizes_.wide, worker, [&](int row, int column, Vec v) {
+        norm_rows(norm_, count, buffers, false, head_product_.format());
+        multiply(head_product_, buffers.input.get(), sizes_.wide, worker, [&](int row, int column, Vec v) {
             store(parameters(team, row) + column, v);
         });
         worker.barrier();
@@ -111,7 +111,7 @@ public:
                 return static_cast<double>(product.bytes(rows)) / parts *
                        ((parts + workers - 1) / workers);
             };
-            double busiest = bytes(predictor_, predictor_.panels());
+            double busiest = bytes(head_product_, head_product_.panels());
             for (const Layer& layer : layers_)
                 busiest += bytes(layer.qkv, sizes_.units) + bytes(layer.out, layer.out.panels()) +
                            bytes(layer.linear1, layer.linear1.panels()) +
@@ -126,7 +126,7 @@ public:
     // Bytes of the weights and of the attention's sums that a pass moves: weights are read, sums are read
     // and written.
     size_t bytes(const Pass& pass) const {
-        size_t total = predictor_.bytes(pass.row_count);
+        size_t total = head_product_.bytes(pass.row_count);
         for (const Layer& layer : layers_)
             for (const PackedLinear* product : {&layer.qkv, &layer.out, &layer.linear1, &layer.linear2})
                 total += product->bytes(pass.row_count);
@@ -314,7 +314,7 @@ private:
             const float* taps[TAPS];
             for (int tap = 0; tap < TAPS; ++tap) {
                 const int distance = distances[tap], before = r - distance;
-                const bool outside = step < distance || (tap % 3 != 0 && tap < 3 && column < stride) ||
+                const bool outside = step < distance || ((tap == 1 || tap == 2) && column < stride) ||
                                      (tap == 4 && column >= columns - stride);
                 if (outside) taps[tap] = nullptr;
                 else if (before >= 0 && rows[before].slot == rows[r].slot)
@@ -345,7 +345,7 @@ private:
     const Embedding embedding_;
     std::vector<Layer> layers_;
     const LayerNorm norm_;
-    PackedLinear predictor_;
+    PackedLinear head_product_;
 };
 
 }  // namespace scanline

@@ -79,8 +79,8 @@ public:
 
 private:
     static constexpr int NONE = -1;
-    // A predicted row is computed if all predictions before it in the pass are right with this
-    // probability.
+    // A row with predicted inputs is computed if the probability that all of them are right is at least
+    // this.
     static constexpr float MIN_PROBABILITY = 0.5f;
 
     struct Image {

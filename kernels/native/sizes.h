@@ -11,7 +11,7 @@ struct Sizes {
     int wide;                // d_model padded to whole panels
     int head, head_padded;   // head size K = V, and padded to whole vectors
     int unit, units;         // smallest number of q (k, v) outputs with whole panels and whole heads
-    int out_inputs, linear2_inputs;  // the inputs that the integers' limits allow for, see below
+    int out_inputs, linear2_inputs;  // input counts that set the integers' ranges, the same on every CPU
     int hidden, parameters;  // d_ff and the head's outputs, padded to whole panels
     size_t head_state;       // floats in a head's state: kv [K, V padded], then z [K padded]
     int ring;                // steps in a short convolution's ring buffer, 0 without convolutions
@@ -36,7 +36,7 @@ struct Sizes {
         linear2_inputs = round_up(c.d_ff, WIDEST_PANEL);
     }
     int qkv() const { return units * unit; }  // width of q, of k and of v
-    int qkv_stride() const { return 3 * qkv() + 16; }  // an odd number of cache lines
+    int qkv_stride() const { return 3 * qkv() + 16; }  // rows do not share cache sets
 
 private:
     // Return the smallest number of outputs with whole panels and whole heads.

@@ -9,8 +9,8 @@
 
 namespace scanline {
 
-// Splitting a product's columns between threads reads the weights only once, but costs about 40
-// barriers per step. Measured to be worth it below this number of rows per thread.
+// Splitting a product's columns between threads reads the weights only once, but costs four barriers per
+// layer. Measured to be worth it below this number of rows per thread.
 constexpr int SHARED_ROWS = 2;
 
 // What the workers of a team share.

@@ -55,9 +55,9 @@ inline Vec fma_round_to_odd(Vec a, Vec b, Vec c) {
     return __builtin_convertvector((Doubles)((Bits)sum + (step & even & inexact)), Vec);
 }
 #if defined(__SSE2__)
-// Rounding the float64 sum to nearest is faster. It errs only if that sum is halfway between two floats,
-// so if the last 29 of its bits are 1 and zeros, or if the result may be a denormal number, which has
-// fewer bits.
+// Rounding the float64 sum to nearest is faster. It can err only if that sum is halfway between two floats
+// (its last 29 bits are a 1 followed by zeros), or if the result may be a denormal number, which has fewer
+// bits.
 inline Vec fma(Vec a, Vec b, Vec c) {
     typedef int32_t Integers __attribute__((vector_size(sizeof(Vec))));
     const auto add_product = [](__m128 x, __m128 y, __m128 z) ALWAYS_INLINE {
@@ -89,7 +89,7 @@ constexpr int round_up(int size, int multiple) {
     return (size + multiple - 1) / multiple * multiple;
 }
 
-// `load` and `store` require 64-byte alignment and memory padded to whole vectors.
+// `load` and `store` require alignment to the size of `Vec`, and memory padded to whole vectors.
 inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 inline Vec select(VecInt mask, Vec yes, Vec no) {

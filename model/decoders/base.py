@@ -124,10 +124,10 @@ class Decoder(ABC):
             None if the bytes depend on the machine.
         slow: Whether drawing is many times slower than on a usual machine.
         memory: Host memory in bytes that the slots take once they are used.
-        supports_prefill: Whether images may start after their leading known pixels.
-        min_prefill: The number of leading known pixels from which an image does. The steps go over
-            fewer pixels. It must not depend on the load, because a prefill may differ from steps in
-            the last bits.
+        supports_prefill: Whether leading known pixels may be prefilled, in one pass.
+        min_prefill: The smallest number of leading known pixels to prefill; shorter prefixes are
+            stepped over. It must not depend on the load, because a prefill may differ from steps
+            in the last bits.
         max_in_flight: The number of launches to keep in flight, so that the device never idles.
         likelihood_device: Where likelihoods of whole images are computed fastest.
     """

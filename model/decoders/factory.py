@@ -7,6 +7,7 @@ import logging
 
 import torch
 
+from scanline.kernels.native.abi import precision_of
 from scanline.model.decoders.base import BackendError, Decoder
 from scanline.model.decoders.memory import InsufficientResourcesError
 from scanline.model.decoders.native import NativeDecoder
@@ -34,16 +35,19 @@ def create_decoder(
             one and why.
         threads: The number of cores for ``native``, all by default. If ``auto`` chooses a device,
             the log says that the threads are not used.
-        precision: The format of the products of ``native``, by default the CPU's best. The other
-            backends have their own.
+        precision: The format of the products of ``native``, by default ``int16``. The other
+            backends ignore it, because they have their own.
 
     Raises:
-        ValueError: If the backend is unknown, or ``threads`` is given for another one.
+        ValueError: If the backend or the precision is unknown, or ``threads`` is given for another
+            backend.
         BackendError: If the backend cannot run here.
         InsufficientResourcesError: If memory or threads do not suffice.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    if precision is not None:
+        precision_of(precision)
     if backend == "reference":
         if threads is not None:
             raise ValueError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -41,43 +41,20 @@ from scanline.model.decoders.base import (
     unsupported_option,
 )
 from scanline.model.decoders.device import Device, device_errors, triton_compile_errors
-from scanline.model.decoders.memory import InsufficientMemoryError
+from scanline.model.decoders.memory import InsufficientMemoryError, check_slot_memory
 from scanline.model.decoders.packing import DTYPES, DevicePrecision, decode_config_for, load_weights
+from scanline.model.decoders.result_queue import ResultQueue
 from scanline.model.network import LinearTransformer
 
 log = logging.getLogger("scanline.decoder")
 
-# A pass over one image takes the host about as long as a step of one image over this number of
-# pixels takes the device. With many images a pass is always faster, because it moves no states.
+# With one image, a prefill takes the host about as long as single steps over this number of pixels
+# take the device. With many images a prefill is always faster, because it moves no states.
 MIN_PREFILL = 64
 UPLOAD_SLOTS = 1024  # slots uploaded at a time, because pinned memory is never released
 _INPUTS = tuple(field.name for field in fields(InputBatch))
 _DEVICE_DTYPES = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}  # of the buffers
 _STATE = ("kv", "z", "pending", "ring")  # buffers whose second dimension is the slots
-
-
-@dataclass(frozen=True)
-class PendingLaunch:
-    """A launch or prefill whose results are not yet in the host's arrays.
-
-    Attributes:
-        slots: The launched slots.
-        generations: ``TritonDecoder._generations`` of the slots at the launch. If a slot has been
-            reset since, it holds another image and the results are dropped.
-        positions: Positions of the slots after the launch.
-        pixels: Indices of the drawn pixels over all slots, ``[slots, pixels]``.
-        values: Values of the drawn pixels.
-        bits: Bits of the drawn pixels.
-        done: Event that marks the end of the copies, or None if they are complete.
-    """
-
-    slots: NDArray[np.int32]
-    generations: NDArray[np.int64]
-    positions: NDArray[np.int32]
-    pixels: NDArray[np.int64]
-    values: Tensor
-    bits: Tensor
-    done: torch.cuda.Event | None
 
 
 class TritonDecoder(Decoder):
@@ -147,16 +124,16 @@ class TritonDecoder(Decoder):
             raise BackendError(
                 "overlap=True needs compute capability 9.0 and a driver for CUDA 12.3, or newer"
             )
+        self.check(model.config, max_slots)
         self._decode_config = decode_config_for(model.config, self.precision, write_interval)
         self.min_prefill = min_prefill
         self.supports_prefill = (
             supports_prefill(self._decode_config) and min_prefill <= model.config.pixels
         )
         self._check_memory(max_slots)  # before the host's arrays are allocated
+        self.memory = check_slot_memory(model.config, max_slots, 0)  # the state is on the device
         super().__init__(model.config, max_slots)
-        self._pending: list[PendingLaunch] = []  # oldest first
         self._scheduled = self.positions.copy()  # positions after all launches
-        self._generations = np.zeros(max_slots, np.int64)  # number of resets of each slot
         self._arrays = {name: getattr(self.inputs, name) for name in _INPUTS} | {"bits": self.bits}
         self.device.wait_for_caller()
         with self.device.activate():
@@ -165,6 +142,9 @@ class TritonDecoder(Decoder):
             self.buffers = allocate_buffers(self._decode_config, max_slots, device.torch)
             for name, buffer in self.buffers.items():
                 buffer.fill_(-1 if name == "slots" else 0)
+            self._results = ResultQueue(
+                device, self.buffers, self.canvas, self.bits, self.positions
+            )
             self._prefill = self._compile_prefill(overlap) if self.supports_prefill else None
             kernel = self._load_fused(False if triton_options else fused, launch_configs)
             self._upload(np.arange(max_slots, dtype=np.int32))
@@ -251,7 +231,7 @@ class TritonDecoder(Decoder):
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         """Zero the slots' state, upload their inputs and prefill, after the launches in flight."""
         self._scheduled[slots] = lengths
-        self._generations[slots] += 1
+        self._results.drop(slots)
         with self.device.activate():
             index = self.device.upload(slots.astype(np.int64))
             self.buffers["positions"].index_fill_(0, index, 0)
@@ -270,11 +250,11 @@ class TritonDecoder(Decoder):
             longest = int(known.max())
             prefill.run(self.device.upload(rows), self.device.upload(known), longest)
         first = np.zeros_like(lengths)
-        self._queue_results(slots, first, lengths, int(lengths.max()))
+        self._results.push(slots, first, lengths)
 
     def _copy_state(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         self._scheduled[targets] = self._scheduled[sources]
-        self._generations[targets] += 1
+        self._results.drop(targets)
         with self.device.activate():
             origins = self.device.upload(sources.astype(np.int64))
             copies = self.device.upload(targets.astype(np.int64))
@@ -318,37 +298,11 @@ class TritonDecoder(Decoder):
         with self.device.activate():
             self.buffers["slots"].copy_(self.device.upload(row_slots))
             self._run(len(rows), n)
-            self._queue_results(rows, before, after, n)
+            self._results.push(rows, before, after)
         self._scheduled[rows] = after
 
-    def _queue_results(
-        self, rows: NDArray[np.int32], before: NDArray[np.int32], after: NDArray[np.int32], n: int
-    ) -> None:
-        """Queue the copy of the pixels from ``before`` to ``after`` of each row, at most ``n``."""
-        # If a row has fewer pixels, its last one is repeated.
-        offsets = np.minimum(before[:, None] + np.arange(n), after[:, None] - 1)
-        pixels = rows[:, None].astype(np.int64) * self.config.pixels + offsets
-        index = self.device.upload(pixels.ravel())
-        values = self.device.download(self.buffers["canvas"].flatten(0, 1)[index])
-        bits = self.device.download(self.buffers["bits"].flatten()[index])
-        done = self.device.record_event()
-        self._pending.append(
-            PendingLaunch(rows, self._generations[rows], after, pixels, values, bits, done)
-        )
-
     def synchronize(self, remaining: int = 0) -> None:
-        while len(self._pending) > remaining:
-            launch = self._pending.pop(0)
-            if launch.done is not None:
-                launch.done.synchronize()
-            current = self._generations[launch.slots] == launch.generations
-            pixels = launch.pixels[current].ravel()
-            C = self.config.channels
-            values = launch.values.numpy().reshape(*launch.pixels.shape, C)
-            bits = launch.bits.numpy().reshape(launch.pixels.shape)
-            self.canvas.reshape(-1, C)[pixels] = values[current].reshape(-1, C)
-            self.bits.reshape(-1)[pixels] = bits[current].ravel()
-            self.positions[launch.slots[current]] = launch.positions[current]
+        self._results.synchronize(remaining)
 
     @property
     def scheduled_positions(self) -> NDArray[np.int32]:

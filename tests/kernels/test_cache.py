@@ -1,4 +1,4 @@
-"""Tests of the cache folder of users without a home."""
+"""Tests of the cache folder, and of its temporary files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scanline.kernels import cache
-from scanline.kernels.cache import CacheFolderError, cache_folder
+from scanline.kernels.cache import CacheFolderError, atomic_path, cache_folder
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +68,18 @@ def test_neither_home_nor_temporary_folder(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))
     with pytest.raises(CacheFolderError, match="set SCANLINE_CACHE"):
         cache_folder()
+
+
+def test_folders_in_use_are_not_deleted_however_old(tmp_path: Path) -> None:
+    path = tmp_path / "decoder-x.so"
+    with atomic_path(path) as made:
+        os.utime(made.parent, (0, 0))
+        abandoned = tmp_path / ".decoder-y.so.z"
+        abandoned.mkdir()
+        os.utime(abandoned, (0, 0))
+        with atomic_path(tmp_path / "decoder-z.so") as other:
+            other.touch()
+        assert not abandoned.exists()
+        made.write_text("built")
+    assert path.read_text() == "built"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["decoder-x.so", "decoder-z.so"]

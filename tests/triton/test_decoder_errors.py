@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,6 +104,20 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepRunner, "compile", fail)
     with pytest.raises(BackendError, match=r"\(Failed to find C compiler\); .* install gcc"):
         create_decoder(network_for(SMALL), 1, "triton")
+
+
+def test_unsupported_model_is_refused_before_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another backend can draw it, so that ``auto`` must not ask for fewer slots."""
+    monkeypatch.setattr(device.Device, "free", 2**20)
+    with pytest.raises(BackendError, match="cannot run this model: attention 'softmax'") as refused:
+        create_decoder(network_for(replace(SMALL, attention="softmax")), 10_000, "triton")
+    assert not isinstance(refused.value, InsufficientResourcesError)
+
+
+def test_memory_is_that_of_the_images_on_the_host() -> None:
+    decoder = create_decoder(network_for(SMALL), 3, "triton")
+    images = decoder.canvas.nbytes + decoder.inputs.known.nbytes + decoder.bits.nbytes
+    assert decoder.memory == images
 
 
 def test_too_many_slots_do_not_fall_back_to_the_cpu(

@@ -139,9 +139,11 @@ def compile_source(
             nvrtc.nvrtcGetProgramLog(program, log_text)
             message = log_text.value.decode(errors="replace")
             raise CompileError(f"{name} does not compile: {message}")
-        nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        code = nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
         binary = ctypes.create_string_buffer(size.value)
-        nvrtc.nvrtcGetCUBIN(program, binary)
+        code = code or nvrtc.nvrtcGetCUBIN(program, binary)
+        if code or not size.value:
+            raise CompileError(f"NVRTC returned no machine code for {name}: error {code}")
         return binary.raw
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))

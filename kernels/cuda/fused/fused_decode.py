@@ -162,6 +162,11 @@ def shared_bytes(config: DecodeConfig, launch: LaunchConfig) -> int:
     return own + 2 * (qkv * D + (D**2 + feed_forward) // launch.cluster)
 
 
+def fits(launch: LaunchConfig, config: DecodeConfig, capability: tuple[int, int]) -> bool:
+    """Return True if a configuration fits a network and a capability, given enough memory."""
+    return (launch.cluster == 1 or capability >= (9, 0)) and launch.fits(config)
+
+
 def supported_configs(
     config: DecodeConfig,
     launch_configs: Sequence[LaunchConfig],
@@ -175,8 +180,7 @@ def supported_configs(
     """
     found: dict[tuple[int, int], LaunchConfig] = {}
     for launch in launch_configs:
-        clusters = launch.cluster == 1 or capability >= (9, 0)
-        if clusters and launch.fits(config) and shared_bytes(config, launch) <= shared:
+        if fits(launch, config, capability) and shared_bytes(config, launch) <= shared:
             found.setdefault((launch.cluster, launch.rows), launch)
     return list(found.values())
 
@@ -307,9 +311,10 @@ class FusedDecode:
         def compiled(launch: LaunchConfig) -> bytes:
             return compile_cached(text, "decode.cu", defines(config, launch), capability)
 
-        launch_configs = supported_configs(
-            config, launch_configs, capability=capability, shared=shared
-        )
+        fitting = [one for one in launch_configs if fits(one, config, capability)]
+        if not fitting:
+            raise DriverError("no launch configuration fits a network of this size on this GPU")
+        launch_configs = supported_configs(config, fitting, capability=capability, shared=shared)
         if not launch_configs:
             raise DriverError(
                 f"the kernel needs more than the GPU's {shared:,} bytes of shared memory per block"

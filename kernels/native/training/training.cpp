@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <new>
 
+#include "../float_mode.h"
 #include "../thread_pool.h"
 #include "activation.h"
 #include "attention.h"
@@ -30,6 +31,7 @@ using namespace scanline;
 // Call `work(i, thread)` for each i < count on the threads of the pool.
 template <typename Work>
 void parallel_for(void* pool, int64_t count, const Work& work) {
+    const DefaultFloatMode mode;  // also for the caller's own part of the work
     auto& threads = *static_cast<ThreadPool*>(pool);
     std::atomic<int64_t> next{0};
     const auto used = std::clamp(count, int64_t{1}, static_cast<int64_t>(threads.size()));

@@ -18,6 +18,17 @@ def test_compile_error_includes_the_log() -> None:
         compile_source("int one() { return nonesuch; }", "wrong.cu", {}, (9, 0))
 
 
+@pytest.mark.parametrize("function", ["nvrtcGetCUBINSize", "nvrtcGetCUBIN"])
+def test_missing_machine_code_is_an_error(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise zeros would be cached."""
+    pytest.importorskip("nvidia")
+    nvrtc = driver._nvrtc()
+    monkeypatch.setattr(driver, "_nvrtc", lambda: nvrtc)
+    monkeypatch.setattr(nvrtc, function, lambda *arguments: 7)
+    with pytest.raises(CompileError, match=r"no machine code for one\.cu: error 7"):
+        compile_source('extern "C" __global__ void one() {}', "one.cu", {}, (9, 0))
+
+
 def test_compile_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

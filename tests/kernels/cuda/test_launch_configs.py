@@ -166,3 +166,6 @@ def test_too_little_shared_memory_raises() -> None:
     memory = allocate_weights(s, "cpu"), allocate_buffers(s, 1, "cpu")
     with pytest.raises(DriverError, match="the GPU's 1,000 bytes of shared memory per block"):
         FusedDecode(s, *memory, capability=(9, 0), shared=1000)
+    odd = replace(s, d_model=128, d_ff=384)  # only clusters fit, which need a newer GPU
+    with pytest.raises(DriverError, match="no launch configuration fits a network of this size"):
+        FusedDecode(odd, *memory, capability=(8, 0), shared=SHARED_BYTES[80])

@@ -28,6 +28,12 @@ def test_unknown_backend_is_rejected() -> None:
         create_decoder(network_for(GREY), 1, "quantum")
 
 
+@pytest.mark.parametrize("name", ["auto", "native", "reference"])
+def test_unknown_precision_is_rejected_by_every_backend(name: str) -> None:
+    with pytest.raises(ValueError, match=r"precision must be .*, not 'int7'"):
+        create_decoder(network_for(GREY), 1, name, precision="int7")
+
+
 def test_zero_slots_are_rejected(backend: str) -> None:
     with pytest.raises(ValueError, match="max_slots must be at least 1, not 0"):
         create_decoder(network_for(GREY), 0, backend)

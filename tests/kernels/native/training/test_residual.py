@@ -177,3 +177,22 @@ def test_invalid_convolution_raises() -> None:
         residual(x, None, norm, torch.randn(5, 16))
     with pytest.raises(ValueError, match=r"weight must be \[5, 16\]"):
         residual(x, None, norm, torch.randn(4, 16), columns=3)
+
+
+def test_denormals_are_kept_by_every_thread() -> None:
+    """Also by the caller's, which takes a part of the work that depends on the timing."""
+    x = torch.full((64, 256, 64), 1e-40)
+    affine = torch.ones(64), torch.zeros(64)
+
+    def total() -> Tensor:
+        return residual(x, LinearOutput(x, torch.zeros(64)), affine, None, COLUMNS, 3)[0]
+
+    expected = total()
+    assert (expected == 2 * x).all()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormals")
+    try:
+        seen = total()
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(seen, expected)
