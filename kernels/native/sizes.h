@@ -36,7 +36,7 @@ struct Sizes {
         linear2_inputs = round_up(c.d_ff, WIDEST_PANEL);
     }
     int qkv() const { return units * unit; }  // width of q, of k and of v
-    int qkv_stride() const { return 3 * qkv() + 16; }  // rows do not share cache sets
+    int qkv_stride() const { return 3 * qkv() + 16; }  // padded, so that rows seldom share cache sets
 
 private:
     // Return the smallest number of outputs with whole panels and whole heads.

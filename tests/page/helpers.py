@@ -165,6 +165,16 @@ def open_settings(page: Page) -> None:
         page.click("#draw-settings")
 
 
+def open_complete_without_examples(page: Page) -> list[Route]:
+    """Open the view "Complete" while its examples are held; return the held requests."""
+    wait_until_drawn(page)
+    held: list[Route] = []
+    page.route("**/v1/samples", lambda route: held.append(route))
+    with page.expect_request("**/v1/samples"):
+        page.click("nav >> text=Complete")
+    return held
+
+
 def set_value(page: Page, selector: str, value: str) -> None:
     """Set a field's value without an event, after which the page would soon draw by itself."""
     page.locator(selector).evaluate("(field, value) => { field.value = value; }", value)

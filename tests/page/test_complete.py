@@ -16,6 +16,7 @@ from tests.page.helpers import (
     editor_values,
     example_handler,
     expect,
+    open_complete_without_examples,
     open_in_editor,
     pixels,
     set_slider,
@@ -26,7 +27,7 @@ from tests.page.helpers import (
 from tests.service.fixtures import GREY, encode, random_picture
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Route
+    pass
 
 
 def test_example_is_completed_in_one_click(visit: Open) -> None:
@@ -90,11 +91,7 @@ def test_upload_is_completed(visit: Open) -> None:
 
 def test_loaded_examples_do_not_replace_completion(visit: Open) -> None:
     page = visit()
-    wait_until_drawn(page)
-    held: list[Route] = []
-    page.route("**/v1/samples", lambda route: held.append(route))
-    with page.expect_request("**/v1/samples"):
-        page.click("nav >> text=Complete")
+    held = open_complete_without_examples(page)
     expect(page.locator("#editor-status")).to_contain_text("drawing examples")
     expect(page.locator("#examples li")).to_have_count(6)
     page.click("#complete-form button[type=submit]")

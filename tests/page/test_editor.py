@@ -14,6 +14,7 @@ from tests.page.helpers import (
     editor_values,
     example_handler,
     expect,
+    open_complete_without_examples,
     open_in_editor,
     pick_model,
     pixels,
@@ -26,7 +27,7 @@ from tests.page.helpers import (
 from tests.service.fixtures import GREY, encode
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page, Route
+    from playwright.sync_api import Page
 
 
 def sketch(page: Page, height: float) -> None:
@@ -95,11 +96,7 @@ def test_blank_picture_has_background_of_examples(visit: Open, paper: int, pen: 
 
 def test_drawing_can_start_before_examples_are_loaded(visit: Open) -> None:
     page = visit()
-    wait_until_drawn(page)
-    held: list[Route] = []
-    page.route("**/v1/samples", lambda route: held.append(route))
-    with page.expect_request("**/v1/samples"):
-        page.click("nav >> text=Complete")
+    held = open_complete_without_examples(page)
     page.click("#blank")
     expect(page.locator("#editor")).to_be_focused()
     assert (editor_values(page) == 0).all()

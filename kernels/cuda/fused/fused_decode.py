@@ -311,10 +311,11 @@ class FusedDecode:
         def compiled(launch: LaunchConfig) -> bytes:
             return compile_cached(text, "decode.cu", defines(config, launch), capability)
 
-        fitting = [one for one in launch_configs if fits(one, config, capability)]
-        if not fitting:
+        if not any(fits(one, config, capability) for one in launch_configs):
             raise DriverError("no launch configuration fits a network of this size on this GPU")
-        launch_configs = supported_configs(config, fitting, capability=capability, shared=shared)
+        launch_configs = supported_configs(
+            config, launch_configs, capability=capability, shared=shared
+        )
         if not launch_configs:
             raise DriverError(
                 f"the kernel needs more than the GPU's {shared:,} bytes of shared memory per block"

@@ -14,20 +14,12 @@ from scanline.model.data.download import DataError, MissingDataError, Source
 from scanline.model.data.published_sets import load_dataset
 from tests.dataset_files import (
     cifar_batch,
-    hide_other_data,
     idx,
     mnist_arrays,
     write_archive,
     write_cifar,
     write_mnist,
 )
-
-
-@pytest.fixture(autouse=True)
-def _no_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the data sets of this machine."""
-    hide_other_data(monkeypatch)
-
 
 # Search
 

@@ -16,20 +16,12 @@ from scanline.model.data.published_sets import load_dataset
 from tests.dataset_files import (
     PACKERS,
     cifar_batch,
-    hide_other_data,
     idx,
     mnist_arrays,
     write_archive,
     write_cifar,
     write_mnist,
 )
-
-
-@pytest.fixture(autouse=True)
-def _no_other_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide data sets of this machine from all tests but those of the real data."""
-    if not request.node.name.startswith("test_real"):
-        hide_other_data(monkeypatch)
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
