@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from scanline.model.paper.speech.encoder import KINDS, Encoder
+from scanline.model.paper.speech.encoder import KINDS, Encoder, Recurrent
 from tests.conftest import assert_close
 from tests.model.paper.speech.fixtures import SIZES
 
@@ -29,6 +33,21 @@ def test_encoder_ignores_padding_and_is_bidirectional(kind: str) -> None:
         difference = (encoder(changed, lengths)[0] - log_p).abs().amax(-1)
         assert (difference[1, :10] > 0).all()
         assert difference[0].max() == difference[2].max() == 0
+
+
+@torch.no_grad()
+def test_recurrent_encoder_equals_a_bidirectional_lstm_of_packed_rows() -> None:
+    sizes = replace(SIZES, lstm_layers=2)
+    recurrent, lstm = Recurrent(sizes, 3), nn.LSTM(3, 8, 2, batch_first=True, bidirectional=True)
+    for layer in range(2):
+        for suffix, single in (("", recurrent.ahead[layer]), ("_reverse", recurrent.back[layer])):
+            for name, parameter in single.named_parameters():
+                parameter.copy_(lstm.get_parameter(f"{name[:-1]}{layer}{suffix}"))
+    x, lengths = torch.randn(3, 9, 3), torch.tensor([9, 2, 5])
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    expected, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True)
+    padding = torch.arange(9) >= lengths.unsqueeze(1)
+    assert_close(recurrent(x, lengths).masked_fill(padding.unsqueeze(-1), 0), expected)
 
 
 def test_unknown_encoder_is_rejected() -> None:
