@@ -52,6 +52,9 @@ def test_networks_differ_in_their_attention_only() -> None:
     assert TABLE.network("softmax") == replace(linear, attention="softmax")
     assert TABLE.network("lsh-4") == replace(linear, attention="lsh-4", lsh_chunk=29)
     assert TABLE.network("fourier") == replace(linear, feature_map="fourier")
+    assert replace(TABLE, neighbours=True).network("lsh-4") == replace(
+        TABLE.network("lsh-4"), input="neighbourhood", encoding="linear"
+    )
     for table, preset in ((TABLE1, "mnist-paper"), (TABLE2, "cifar10-paper")):
         assert table.presets["full"].network("linear") == PRESETS[preset]
         assert table.presets["default"].network("linear").values == PRESETS[preset].values
