@@ -56,7 +56,6 @@ def check_image_shape(config: ModelConfig, data: Dataset) -> None:
         )
 
 
-@torch.no_grad()
 def evaluate(
     model: LinearTransformer,
     data: Dataset,
@@ -67,7 +66,25 @@ def evaluate(
     device: torch.device | None = None,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Evaluation:
-    """Measure a model's mean bits/dim over a data set.
+    """Measure a model's mean bits/dim over a data set (see ``image_bits``)."""
+    values = image_bits(
+        model, data, with_label=with_label, batch=batch, bf16=bf16, device=device, progress=progress
+    )
+    return Evaluation(*mean_and_standard_error(values), len(values))
+
+
+@torch.no_grad()
+def image_bits(
+    model: LinearTransformer,
+    data: Dataset,
+    *,
+    with_label: bool = False,
+    batch: int | None = None,
+    bf16: bool = False,
+    device: torch.device | None = None,
+    progress: Callable[[int], object] = lambda done: None,
+) -> NDArray[np.float64]:
+    """Measure the bits/dim of each image of a data set, ``[N]``.
 
     Args:
         model: The network.
@@ -103,5 +120,4 @@ def evaluate(
         bits = model.bits_from(parameters, images.flatten(1, 2))
         each.append(bits.double().sum(1).cpu().numpy() / config.dims)
         progress(len(images))
-    values = np.concatenate(each)
-    return Evaluation(*mean_and_standard_error(values), len(values))
+    return np.concatenate(each)

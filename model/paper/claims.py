@@ -13,7 +13,8 @@ from scanline.model.paper.markdown import number
 from scanline.model.paper.quantity import AllRows, NotMeasuredError, Quantity
 from scanline.model.paper.result_files import BEST_FIRST, Results
 
-REPRODUCED, NOT_REPRODUCED, NOT_TESTED = "reproduced", "not reproduced", "not tested here"
+REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
+UNDECIDED, NOT_TESTED = "undecided", "not tested here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Judgement of a claim: one of the three verdicts, with our quantity or the reason."""
+    """Judgement of a claim: one of the four verdicts, with our quantity or the reason."""
 
     claim: Claim
     verdict: str
@@ -68,7 +69,10 @@ class Verdict:
 
 
 def judge(claim: Claim, results: Results) -> Verdict:
-    """Judge a claim by the best mode that measured its quantity; quick results decide nothing."""
+    """Judge a claim by the best mode that measured its quantity; quick results decide nothing.
+
+    It is undecided if it holds at some values of the quantity's spread only.
+    """
     reason = "not measured yet"
     for mode in BEST_FIRST:
         if measured := results.get(claim.experiment, {}).get(mode):
@@ -80,7 +84,10 @@ def judge(claim: Claim, results: Results) -> Verdict:
             except NotMeasuredError as error:
                 reason = str(error)
                 continue
-            verdict = REPRODUCED if claim.holds(quantity.value) else NOT_REPRODUCED
+            held = {claim.holds(one) for one in (quantity.low, quantity.value, quantity.high)}
+            verdict = REPRODUCED if held == {True} else NOT_REPRODUCED
+            if len(held) > 1:
+                verdict = UNDECIDED
             return Verdict(claim, verdict, quantity.text(), mode)
     return Verdict(claim, NOT_TESTED, reason)
 

@@ -13,6 +13,7 @@ from scanline.model.paper.claims import (
     NOT_REPRODUCED,
     NOT_TESTED,
     REPRODUCED,
+    UNDECIDED,
     UNTESTED,
     Verdict,
     judge,
@@ -94,7 +95,7 @@ def _read(folder: Path) -> Results:
 
 def _summary(verdicts: list[Verdict]) -> str:
     counts = Counter(one.verdict for one in verdicts)
-    tested = counts[REPRODUCED] + counts[NOT_REPRODUCED]
+    tested = counts[REPRODUCED] + counts[NOT_REPRODUCED] + counts[UNDECIDED]
 
     def named(verdict: str) -> str:
         return "; ".join(one.claim.text for one in verdicts if one.verdict == verdict)
@@ -105,6 +106,8 @@ def _summary(verdicts: list[Verdict]) -> str:
         parts.append(f"Reproduced: {named(REPRODUCED)}.")
     if counts[NOT_REPRODUCED]:
         parts.append(f"Not reproduced: {named(NOT_REPRODUCED)}.")
+    if counts[UNDECIDED]:
+        parts.append(f"Undecided, because the spread reaches across the line: {named(UNDECIDED)}.")
     return " ".join(parts)
 
 

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
+import numpy as np
+
 from scanline.model.paper.image_tables import PAIR_BITS
 from scanline.model.paper.markdown import number
 from scanline.model.paper.quantity import (
@@ -142,9 +144,6 @@ def bits_ratio(first: str | tuple[str, ...], second: str, mark: str, data: str) 
     """Return the lowest bits/dim of the first kinds ÷ the second's, after equal training.
 
     It is not measured until one of the kinds predicts ``data`` better than a table of pairs does.
-
-    The spread treats the test images of both as independent, so it is wider than that of the
-    difference on the same images.
     """
 
     def measure(rows: AllRows) -> Quantity:
@@ -164,9 +163,7 @@ def bits_ratio(first: str | tuple[str, ...], second: str, mark: str, data: str) 
         lowest = min(points[:-1], key=lambda point: float(point["bits_per_dim"]))
         a, b = lowest, points[-1]
         value = a["bits_per_dim"] / b["bits_per_dim"]
-        error = value * math.hypot(
-            a["standard_error"] / a["bits_per_dim"], b["standard_error"] / b["bits_per_dim"]
-        )
+        error = _ratio_error(a, b)
         said = ", ".join(
             f"{kind} {point['bits_per_dim']:.3f}" for kind, point in zip(kinds, points, strict=True)
         )
@@ -178,6 +175,20 @@ def bits_ratio(first: str | tuple[str, ...], second: str, mark: str, data: str) 
         return Quantity(value, value - error, value + error, f"{said} after {amount:,.0f} {unit}")
 
     return measure
+
+
+def _ratio_error(a: Row, b: Row) -> float:
+    """Return the standard error of the ratio of two evaluations on the same test images.
+
+    If a report lacks the bits of each image, they are treated as independent in both, which
+    exaggerates it.
+    """
+    if "image_bits" not in a or "image_bits" not in b:
+        relative = (one["standard_error"] / one["bits_per_dim"] for one in (a, b))
+        return float(a["bits_per_dim"] / b["bits_per_dim"] * math.hypot(*relative))
+    each_a, each_b = np.array(a["image_bits"]), np.array(b["image_bits"])
+    residual = each_a - each_a.mean() / each_b.mean() * each_b
+    return float(residual.std(ddof=1) / math.sqrt(len(each_b)) / each_b.mean())
 
 
 def images_ratio(first: str, second: str) -> Measure:

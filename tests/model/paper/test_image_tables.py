@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,10 @@ def test_unit_trains_on_whole_images_and_resumes(kind: str, tmp_path: Path) -> N
     assert row["steps"] * 2 == 2 * images
     assert row["evaluations"][0]["images_seen"] == 4
     assert [one["images"] for one in row["evaluations"]][:: len(row["evaluations"]) - 1] == [2, 3]
-    assert 1 < row["evaluations"][-1]["bits_per_dim"] < 20
+    last = row["evaluations"][-1]
+    assert 1 < last["bits_per_dim"] < 20
+    assert last["bits_per_dim"] == pytest.approx(fmean(last["image_bits"]), abs=1e-4)
+    assert len(last["image_bits"]) == 3
     assert not row.get("unfinished")
 
 
@@ -103,14 +107,14 @@ def test_table_compares_kinds_after_equal_images_and_equal_time() -> None:
     rows = trained("linear", 1.0) | trained("fourier", 1.25)
     table = TABLE1.table(rows)
     assert "| ours, after 600 seconds | images seen | ours, after 8,000 images | seconds |" in table
-    assert "| linear | 0.644 | 1.000 ± 0.010 | 8,000 | 1.000 ± 0.010 | 601 |" in table
-    assert "| fourier | – | 1.250 ± 0.010 | 8,000 | 1.250 ± 0.010 | 601 |" in table
+    assert "| linear | 0.644 | 1.000 ± 0.002 | 8,000 | 1.000 ± 0.002 | 601 |" in table
+    assert "| fourier | – | 1.250 ± 0.002 | 8,000 | 1.250 ± 0.002 | 601 |" in table
     rows["train fourier"]["evaluations"] = rows["train fourier"]["evaluations"][:1]
     rows["train fourier"]["unfinished"] = True
     table = TABLE1.table(rows)
     assert "ours, after 4,000 images" in table
     assert "after 600" not in table
-    assert "| fourier | – | 1.250 ± 0.010 | 9 | – | 9 |" in table
+    assert "| fourier | – | 1.250 ± 0.002 | 9 | – | 9 |" in table
 
 
 @pytest.mark.broad
