@@ -49,16 +49,16 @@ def softmax_attention_step(q: Tensor, keys: Tensor, values: Tensor, positions: T
 
     Args:
         q: Queries ``[B, H, K]``.
-        keys: Keys ``[B, S, H, K]``. Entries after a row's position are ignored but must be finite.
-        values: Values ``[B, S, H, V]``, likewise.
+        keys: Keys ``[B, H, S, K]``. Entries after a row's position are ignored but must be finite.
+        values: Values ``[B, H, S, V]``, likewise.
         positions: Position of each row, int64 ``[B]`` in [0, S).
 
     Returns:
         ``o: [B, H, V]``.
     """
     seen = int(positions.max()) + 1
-    keys, values = keys[:, :seen], values[:, :seen]
+    keys, values = keys[:, :, :seen], values[:, :, :seen]
     later = torch.arange(seen, device=q.device) > positions.unsqueeze(1)
-    scores = torch.einsum("bhk,bshk->bhs", q, keys) / math.sqrt(q.shape[2])
+    scores = torch.einsum("bhk,bhsk->bhs", q, keys) / math.sqrt(q.shape[2])
     weights = scores.masked_fill(later.unsqueeze(1), -math.inf).softmax(-1)
-    return torch.einsum("bhs,bshv->bhv", weights, values)
+    return torch.einsum("bhs,bhsv->bhv", weights, values)

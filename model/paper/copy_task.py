@@ -21,6 +21,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.layers.block import Block
 from scanline.model.paper.budget import Budget, History, Marks, train
 from scanline.model.paper.experiment import Experiment, Rows
+from scanline.model.paper.kinds import attention_config
 from scanline.model.paper.markdown import duration, markdown_table, network, number
 from scanline.model.paper.report import Report, Row, by_kind
 
@@ -59,9 +60,10 @@ class CopyNetwork(nn.Module):
         super().__init__()
         config = ModelConfig.from_dict(
             {
-                "height": 1, "width": task.length, "attention": kind, "n_layers": task.n_layers,
+                "height": 1, "width": task.length, "n_layers": task.n_layers,
                 "n_heads": task.n_heads, "d_model": task.d_model, "d_ff": task.d_ff,
             }
+            | attention_config(kind)
         )  # fmt: skip
         self.embedding = nn.Embedding(TOKENS, task.d_model)
         self.positions = nn.Parameter(0.02 * torch.randn(task.length, task.d_model))

@@ -29,28 +29,30 @@ INTRODUCTION = (
     "measurements. The kinds of attention are `linear` (the paper's), `softmax`, `lsh-N` (Reformer "
     "with N rounds of hashing) and `stateful-softmax` (softmax that keeps earlier keys and values "
     "while it draws). `scanline paper` runs the experiments and `scanline paper page` generates "
-    "this page from their reports, so none of our numbers is typed by hand. Compare orders and "
-    "ratios, not absolute numbers: the machines are not the paper's.[^summaries]"
+    "this page from their reports, so our measurements are not typed by hand. Compare rankings and "
+    "ratios, not absolute numbers: the machines are not the paper's.[^summaries] The limits in "
+    "brackets, within which a claim holds, are ours."
 )
 MODES_NOTE = (
     "There are three modes. `--quick` takes about a minute per unit and decides no claim. The "
     "default takes up to 90 minutes of one core per unit, on whole images and sequences, with "
-    "networks smaller than the paper's. `--full` has the paper's settings, for a GPU. Training "
-    "times are CPU seconds of a process with one thread, so that other programs on the machine do "
-    "not decide which kind gets further; evaluations do not count."
+    "networks smaller than the paper's and one seed. `--full` has the paper's settings, for a GPU, "
+    "[with some exceptions](training.md#reproducing-the-paper). Training times are CPU seconds of "
+    "a process with one thread, which other programs on the machine affect less than the time on "
+    "the clock; evaluations do not count. `linear` trains in our C++, `softmax` in PyTorch's fused "
+    "kernel, and `lsh` in plain PyTorch. `lsh` averages its rounds of hashing, as the authors do, "
+    "but draws its hash functions once, where they draw new ones in every pass."
 )
 UNFINISHED = (
-    "Unfinished trainings have had little machine time so far. Their numbers show how far they "
-    "have come, not how good a kind of attention is. Claims about images need 600 seconds of "
-    "training per kind, and claims about copying 4,000 steps. To continue a unit, run its command "
-    "again with the same `--out`."
+    "Unfinished trainings have intermediate numbers, which do not rank the kinds of attention. To "
+    "continue a unit, run its command again with the same `--out`."
 )
 FOOTNOTE = (
     "[^summaries]: Summaries of the paper on the web contradict it. One in Chinese gives 0.83 and "
     "0.82 bits/dim for MNIST, 3.14 and 3.26 for CIFAR-10, and a phoneme error rate of 7.3 %; the "
-    "paper's tables have 0.621 and 0.644, 3.47 and 3.40, and 8.08 %. Two "
-    "describe an inhomogeneous polynomial feature map and random Fourier features as parts of the "
-    "method; the paper only names the latter as future work. Both are measured in table 1."
+    "paper's tables have 0.621 and 0.644, 3.47 and 3.40, and 8.08 %. Two describe an inhomogeneous "
+    "polynomial feature map and random Fourier features as parts of the method; the paper only "
+    "names the latter as future work. Table 1 has a unit for each."
 )
 
 

@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from scanline.model.paper.image_tables import PAIR_BITS
+from scanline.model.paper.image_tables import ENOUGH, PAIR_BITS
 from scanline.model.paper.markdown import number
 from scanline.model.paper.quantity import (
     AllRows,
@@ -24,9 +24,14 @@ from scanline.model.paper.report import Row, by_kind
 from scanline.model.paper.scaling import PLAIN, slope
 from scanline.model.paper.speech.table import epoch_seconds
 
-ENOUGH = 600  # seconds of training, below which networks on images are not compared
 ENOUGH_STEPS = 4000  # of copying; the paper lowers the learning rate after 3,000
 LEARNED = 0.5  # nats per symbol, below which a network has learned to copy; guessing gives 2.3
+# Phoneme error rate of an encoder that has begun to learn. In their first epochs, all find hardly
+# any phoneme.
+BEGUN = 0.9
+ERRORS = 1.96  # standard errors on each side of a value, within which it is with 95 % probability
+# What a training has had at the marks of its evaluations.
+AMOUNTS = {"step_mark": "steps", "images_seen": "images_seen", "second_mark": "seconds"}
 
 
 def _row(rows: AllRows, key: str) -> Row:
@@ -37,12 +42,29 @@ def _row(rows: AllRows, key: str) -> Row:
 
 
 def _at_mark(rows: Sequence[Row], mark: str) -> list[Row]:
-    """Return the evaluation of each row at the largest common value of a mark."""
+    """Return the evaluation of each row after equal training.
+
+    This is the last one if the trainings have ended after as much, and otherwise the one at the
+    largest common value of the mark.
+    """
+    ends = [row["evaluations"][-1] for row in rows if row["evaluations"]]
+    if len(ends) == len(rows) and not any(row.get("unfinished") for row in rows):
+        amounts = [end[AMOUNTS[mark]] for end in ends]
+        if max(amounts) < 1.01 * min(amounts):
+            return ends
     by_value = [{one[mark]: one for one in row["evaluations"] if mark in one} for row in rows]
     common = set.intersection(*(set(one) for one in by_value))
     if not common:
         raise NotMeasuredError("the kinds were not evaluated after equal training yet")
     return [one[max(common)] for one in by_value]
+
+
+def _trained(rows: AllRows, kinds: Sequence[str]) -> list[Row]:
+    """Return the rows of kinds in tables 1 and 2, if each was trained enough to be compared."""
+    runs = [_row(rows, f"train {kind}") for kind in kinds]
+    if (least := min(run["seconds"] for run in runs)) < ENOUGH:
+        raise NotMeasuredError(f"trained for {least:,.0f} seconds so far; a verdict needs {ENOUGH}")
+    return runs
 
 
 def _names(kinds: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -148,31 +170,23 @@ def bits_ratio(first: str | tuple[str, ...], second: str, mark: str, data: str) 
 
     def measure(rows: AllRows) -> Quantity:
         kinds = (*_names(first), second)
-        runs = [_row(rows, f"train {kind}") for kind in kinds]
-        if (least := min(run["seconds"] for run in runs)) < ENOUGH:
+        points = _at_mark(_trained(rows, kinds), mark)
+        best = min(points, key=lambda point: float(point["bits_per_dim"]))
+        if best["bits_per_dim"] > (pairs := PAIR_BITS[data][best["images"]]):
             raise NotMeasuredError(
-                f"trained for {least:,.0f} seconds so far; a verdict needs {ENOUGH}"
-            )
-        points = _at_mark(runs, mark)
-        best = min(point["bits_per_dim"] for point in points)
-        if best > PAIR_BITS[data]:
-            raise NotMeasuredError(
-                f"no kind predicts better than a table of pairs yet: {best:.3f} bits/dim against "
-                f"{PAIR_BITS[data]:.3f}, after equal training"
+                "no kind predicts better than a table of pairs yet: "
+                f"{best['bits_per_dim']:.3f} bits/dim against {pairs:.3f}, after equal training"
             )
         lowest = min(points[:-1], key=lambda point: float(point["bits_per_dim"]))
         a, b = lowest, points[-1]
         value = a["bits_per_dim"] / b["bits_per_dim"]
-        error = _ratio_error(a, b)
+        error = ERRORS * _ratio_error(a, b)
         said = ", ".join(
             f"{kind} {point['bits_per_dim']:.3f}" for kind, point in zip(kinds, points, strict=True)
         )
-        unit, amount = (
-            ("images", points[0]["images_seen"])
-            if mark == "images_seen"
-            else ("seconds", points[0]["second_mark"])
-        )
-        return Quantity(value, value - error, value + error, f"{said} after {amount:,.0f} {unit}")
+        unit = "images" if mark == "images_seen" else "seconds"
+        said += f" after {points[0][AMOUNTS[mark]]:,.0f} {unit}, one seed"
+        return Quantity(value, value - error, value + error, said)
 
     return measure
 
@@ -195,9 +209,9 @@ def images_ratio(first: str, second: str) -> Measure:
     """Return the images seen by one kind ÷ another after equal time."""
 
     def measure(rows: AllRows) -> Quantity:
-        points = _at_mark([_row(rows, f"train {kind}") for kind in (first, second)], "second_mark")
+        points = _at_mark(_trained(rows, (first, second)), "second_mark")
         a, b = (point["images_seen"] for point in points)
-        said = f"{a:,} and {b:,} after {points[0]['second_mark']:,.0f} seconds"
+        said = f"{a:,} and {b:,} after {points[0]['seconds']:,.0f} seconds"
         return Quantity(a / b, a / b, a / b, said)
 
     return measure
@@ -224,9 +238,17 @@ def error_difference(first: tuple[str, ...], second: str) -> Measure:
         if any(run.get("unfinished") for run in runs):
             raise NotMeasuredError("a training is unfinished")
         points = [run["evaluations"][-1] for run in runs]
+        late = [
+            run["kind"] for run, point in zip(runs, points, strict=True)
+            if point["error_rate"] > BEGUN
+        ]  # fmt: skip
+        if late:
+            raise NotMeasuredError(
+                f"{' and '.join(late)} had not begun to learn: more than {BEGUN:.0%} errors"
+            )
         best = min(points[:-1], key=lambda point: float(point["error_rate"]))
         value = 100 * (best["error_rate"] - points[-1]["error_rate"])
-        error = 100 * math.hypot(best["standard_error"], points[-1]["standard_error"])
+        error = 100 * ERRORS * math.hypot(best["standard_error"], points[-1]["standard_error"])
         said = ", ".join(
             f"{run['kind']} {100 * point['error_rate']:.2f} %"
             for run, point in zip(runs, points, strict=True)

@@ -19,6 +19,7 @@ from scanline.model.paper.report import Report
 from scanline.model.paper.scaling import FIGURE1
 from scanline.model.paper.speech.table import TABLE3
 from scanline.model.progress import show_progress
+from scanline.model.training.host_tuning import keep_freed_memory
 from scanline.model.training.run_lock import run_lock
 
 EXPERIMENTS: dict[str, Experiment[Any]] = {
@@ -67,6 +68,8 @@ def run_units(
             raise ValueError(f"{unit} cannot be measured here: it needs {lacking}")
     chosen = units or [unit for unit in known if experiment.missing(unit) is None]
     home = folder / mode / experiment.name
+    if device_here().type == "cpu":
+        keep_freed_memory()  # otherwise tensors of 32 MiB or more need fresh pages in every pass
     reports = []
     for unit in chosen:
         report, measured = _run_unit(experiment, unit, settings, home, data_dir, rows)

@@ -22,6 +22,7 @@ from scanline.model.decoders.base import Decoder
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.network import LinearTransformer
 from scanline.model.paper import peers
+from scanline.model.paper.kinds import attention_config
 from scanline.model.paper.report import Row, clock, timings
 
 # Sampling methods by the paper's names, with the attention each uses, and two more methods.
@@ -112,7 +113,7 @@ def make_sampler(method: str, config: ModelConfig, batch: int, device: torch.dev
 def random_network(kind: str, config: ModelConfig, device: torch.device) -> LinearTransformer:
     """Create a network with an attention kind and random weights with a fixed seed."""
     torch.manual_seed(0)
-    config = ModelConfig.from_dict(config.to_dict() | {"attention": kind})
+    config = ModelConfig.from_dict(config.to_dict() | attention_config(kind))
     return LinearTransformer(config).to(device).eval()
 
 

@@ -25,6 +25,7 @@ from scanline.model.decoders.memory import SHARE, free_memory
 from scanline.model.layers.lsh import BUCKETS
 from scanline.model.paper import peers
 from scanline.model.paper.experiment import Experiment, Rows
+from scanline.model.paper.kinds import LSH_COMBINE
 from scanline.model.paper.markdown import markdown_table, number
 from scanline.model.paper.report import Report, Row, by_kind, timings
 
@@ -60,6 +61,8 @@ class ScalingSettings:
         return max(1, self.tokens // length)
 
 
+HEAP = 2.0  # size of a process on the CPU ÷ the peak of PyTorch's allocator, with fragmentation
+
 # All but the first and third are plain PyTorch: one implementation for all kinds.
 PLAIN = ("linear-pytorch", "softmax-matrix", "lsh-1", "lsh-4", "lsh-8")
 KINDS = ("linear", "linear-pytorch", "softmax", "softmax-matrix", "lsh-1", "lsh-4", "lsh-8")
@@ -80,7 +83,7 @@ def attention(kind: str, length: int, size: ScalingSettings) -> peers.Attend:
         )[0]
     if kind.startswith("lsh-"):
         rotations = random_rotations(int(kind[4:]), size.n_heads, size.head_size, BUCKETS)
-        return lambda q, k, v: lsh_attention(q, v, rotations.to(q.device))
+        return lambda q, k, v: lsh_attention(q, v, rotations.to(q.device), combine=LSH_COMBINE)
     return naive_softmax_attention if kind == "softmax-matrix" else softmax_attention
 
 
@@ -114,7 +117,8 @@ def measure(
         return facts | {"stopped": earlier[-1]["stopped"]}
     if facts["batch"] * _predicted(earlier, "seconds") > size.max_seconds:
         return facts | {"stopped": f"{size.max_seconds:g} s per pass"}
-    if facts["batch"] * _predicted(earlier, "bytes") > SHARE * _memory(device):
+    predicted = facts["batch"] * _predicted(earlier, "bytes")
+    if (predicted if device.type == "cuda" else HEAP * predicted) > SHARE * _memory(device):
         return facts | {"stopped": "memory"}
     attend = attention(kind, length, size)
     shape = (facts["batch"], length, size.n_heads, size.head_size)
@@ -223,13 +227,14 @@ class _Figure1(Experiment[ScalingSettings]):
 
     def caption(self, s: Row) -> str:
         return (
-            f"One forward and backward pass of causal attention, {s['n_heads']} heads of "
-            f"{s['head_size']} features, per sample; the batch size is {s['tokens']:,} divided by "
-            "the length, at least 1. `softmax` is PyTorch's own kernel, which stores no T × T "
-            "matrix; `softmax-matrix` stores it, as in the paper. The upper panels compare plain "
-            "PyTorch with plain PyTorch; the lower ones compare the fastest implementation of each "
-            f"kind. Times are medians of {s['repeats']} timings. The slope is the exponent of the "
-            "length, fitted to the four longest. Memory is the peak of PyTorch's allocator."
+            "Time and memory of one forward and backward pass of causal attention, per sample: "
+            f"{s['n_heads']} heads of {s['head_size']} features, and a batch size of "
+            f"{s['tokens']:,} divided by the length, at least 1. `softmax` is PyTorch's own "
+            "kernel, which stores no T × T matrix; `softmax-matrix` stores it, as in the paper. "
+            "The upper panels have all kinds in plain PyTorch; the lower ones have the fastest "
+            f"implementation of each. Times are medians of {s['repeats']} timings. The slope is "
+            "the exponent of the length, fitted to the four longest. Memory is the peak of "
+            "PyTorch's allocator."
         )
 
     def table(self, rows: dict[str, Row]) -> str:
@@ -253,8 +258,8 @@ class _Figure1(Experiment[ScalingSettings]):
         why = (
             f"\n\n–: not run, because it would need more than {' or '.join(ends)}." if ends else ""
         )
-        seconds = part("seconds", 1e3, "ms per pass by length")
-        return f"{seconds}\n\n{part('bytes', 1e-6, 'peak MB by length')}{why}"
+        seconds = part("seconds", 1e3, "ms per sample by length")
+        return f"{seconds}\n\n{part('bytes', 1e-6, 'peak MB per sample by length')}{why}"
 
     def plot(self, figure: Figure, rows: dict[str, Row]) -> None:
         panels = figure.subplots(2, 2)

@@ -17,6 +17,7 @@ from scanline.kernels.attention.lsh import lsh_attention, random_rotations
 from scanline.kernels.ops.attention import linear_attention
 from scanline.model.inputs import sinusoidal_code
 from scanline.model.layers.lsh import BUCKETS
+from scanline.model.paper.kinds import LSH_COMBINE
 
 LSTM = "bi-lstm"
 KINDS = (LSTM, "softmax", "lsh-4", "linear")
@@ -146,7 +147,9 @@ class TransformerLayer(nn.Module):
         heads = (*x.shape[:2], self.n_heads, -1)
         q, v = self.query(x).view(heads), self.value(x).view(heads)
         if self.kind.startswith("lsh-"):
-            return lsh_attention(q, v, self.rotations, lengths=lengths, causal=False)
+            return lsh_attention(
+                q, v, self.rotations, lengths=lengths, causal=False, combine=LSH_COMBINE
+            )
         k = self.key(x).view(heads)
         mask = _length_mask(x, lengths)
         if self.kind == "linear":  # eq. 6; keys of zero add nothing to the sums

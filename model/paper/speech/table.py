@@ -237,8 +237,8 @@ class _Table3(Experiment[SpeechSettings]):
         synthetic = (
             "Measured on sentences of random common words, spoken by espeak-ng in 24 voices at "
             "random speeds and pitches, with noise of 0 to 20 dB below the voice, because the "
-            "paper's corpus (Wall Street Journal) needs a license: compare the order, not the "
-            "numbers."
+            "paper's corpus (Wall Street Journal) needs a license: compare the ranking, not "
+            "the numbers."
         )
         data = f"Measured on the corpus `{s['data']}`." if s["data"] else synthetic
         stacked = f"; {sizes['stack']} frames per step" if sizes["stack"] > 1 else ""
@@ -262,14 +262,17 @@ class _Table3(Experiment[SpeechSettings]):
             lines.append([
                 kind,
                 f"{SPEECH[kind].error_percent:.2f} %",
-                f"{100 * last['error_rate']:.2f} ± {100 * last['standard_error']:.2f} %",
+                # The last evaluation of an unfinished training is of the validation utterances.
+                "–"
+                if row.get("unfinished")
+                else f"{100 * last['error_rate']:.2f} ± {100 * last['standard_error']:.2f} %",
                 f"{row['steps'] / row['epoch_steps']:.1f}",
                 number(SPEECH[kind].seconds), number(median(epoch_seconds(row))),
                 number(1e3 * median(one["seconds"])) if one else "–",
             ])  # fmt: skip
         head = [
-            "encoder", "PER, paper", "ours", "epochs", "s per epoch, paper", "ours",
-            f"ms for {PAPER_FRAMES} frames",
+            "encoder", "validation PER, paper", "test PER, ours", "epochs", "s per epoch, paper",
+            "ours", f"ms for {PAPER_FRAMES} frames",
         ]  # fmt: skip
         said = (
             f"\n\nCorpus: {corpus['train']:,} training utterances with "

@@ -52,7 +52,7 @@ def test_step_with_rows_at_different_positions() -> None:
     q, k, v = qkv(4, 9, 2, 5, 3)
     positions = torch.tensor([0, 8, 3, 4])
     rows = torch.arange(4)
-    o = softmax_attention_step(q[rows, positions], k, v, positions)
+    o = softmax_attention_step(q[rows, positions], k.transpose(1, 2), v.transpose(1, 2), positions)
     assert_close(o, naive_softmax_attention(q, k, v)[rows, positions])
 
 

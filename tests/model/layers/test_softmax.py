@@ -56,13 +56,14 @@ def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None
             for state in mine:
                 for name in ("attention.keys", "attention.values"):
                     modelled = config.steps - first
-                    assert (state[name][0, :modelled] != 0).all()
+                    assert (state[name][0, :, :modelled] != 0).all()
     together = torch.tensor([2, 5, 2, 9, 19]) * per_pixel
     states, _ = network.prefill(canvas, torch.tensor([2, 5, 2, 9, 19]), labels)
-    assert all((state["attention.keys"][0, 2 * per_pixel - first] == 0).all() for state in states)
+    next_step = 2 * per_pixel - first  # of the first row
+    assert all((state["attention.keys"][0, :, next_step] == 0).all() for state in states)
     parameters = network.step(canvas, together, states, labels)
     assert_close(parameters, parallel[torch.arange(5), together - first])
-    assert all((state["attention.keys"][0, 2 * per_pixel - first] != 0).all() for state in states)
+    assert all((state["attention.keys"][0, :, next_step] != 0).all() for state in states)
 
 
 @torch.no_grad()
@@ -102,6 +103,6 @@ def test_a_step_writes_only_its_own_position() -> None:
     assert all(one is other for one, other in zip(tensors, after, strict=True))
     for state, empty in zip(decoder.states, before, strict=True):
         for name in ("attention.keys", "attention.values"):
-            assert (state[name][1, :2] != 0).all()
-            state[name][1, :2] = 0
+            assert (state[name][1, :, :2] != 0).all()
+            state[name][1, :, :2] = 0
             assert torch.equal(state[name], empty[name])
