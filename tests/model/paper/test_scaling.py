@@ -89,7 +89,7 @@ def test_scaling_stops_before_time_or_memory_limit(monkeypatch: pytest.MonkeyPat
     assert "seconds" in measure(64, row(0.9))
     assert measure(64, row(1.1))["stopped"] == "2 s per pass"
     assert measure(128, slow)["stopped"] == "2 s per pass"
-    monkeypatch.setattr(scaling, "free_memory", lambda: 1000)
+    monkeypatch.setattr(scaling, "free_memory", lambda: 2000)
     assert "seconds" in measure(64, row(0.1, 175), row(0.1, 350))
     assert measure(64, row(0.1, 150), row(0.1, 350))["stopped"] == "memory"
 
