@@ -106,10 +106,6 @@ BATCHES = (
     "less from large batches"
 )
 FUSED = "our softmax runs PyTorch's fused kernel, which the paper did not have"
-CACHE = (
-    "the batch size is 1 from 8,192 positions on, so longer sequences need more memory per pass, "
-    "which no longer fits into the CPU's cache"
-)
 SLOW_START = (
     "the transformers hardly learned in their first epochs, and their errors were still falling "
     "when the time was over"
@@ -141,14 +137,12 @@ CLAIMS = (
         text="the time of linear grows linearly",
         quantity="exponent of the length, linear in plain PyTorch",
         measure=q.exponent("linear-pytorch", "seconds"), above=0.8, below=1.1,
-        why=CACHE,
     ),
     Claim(
         name="lsh-time", place=SCALING, experiment="figure1", paper="1",
         text="the time of LSH grows linearly",
         quantity="largest exponent of the length, LSH with 1, 4 and 8 rounds",
         measure=q.largest_exponent(("lsh-1", "lsh-4", "lsh-8"), "seconds"), above=0.8, below=1.1,
-        why=CACHE,
     ),
     Claim(
         name="softmax-memory", place=SCALING, experiment="figure1", paper="2",

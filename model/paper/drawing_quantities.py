@@ -23,7 +23,8 @@ def _methods(rows: AllRows, device: str, data: str, names: tuple[str, ...]) -> l
     found = by_method(dict(rows), device, data)
     if missing := [name for name in names if name not in found]:
         where = "GPU" if device == "cuda" else "CPU"
-        raise NotMeasuredError(f"{', '.join(missing)} is not measured on a {where} yet")
+        verb = "is" if len(missing) == 1 else "are"
+        raise NotMeasuredError(f"{', '.join(missing)} {verb} not measured on a {where} yet")
     return [found[name] for name in names]
 
 
