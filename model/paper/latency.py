@@ -84,7 +84,10 @@ def measure(
     memory = torch.cuda.mem_get_info(device)[0] if cuda else free_memory()
     if batch * state_bytes(method, config) > SHARE * memory:
         return facts | {"stopped": "memory"}
-    return facts | time_sampling(method, config, batch, settings.positions, device)
+    try:
+        return facts | time_sampling(method, config, batch, settings.positions, device)
+    except torch.OutOfMemoryError:  # of a GPU, by methods that keep no state
+        return facts | {"stopped": "memory"}
 
 
 class _Supplement(Experiment[LatencySettings]):

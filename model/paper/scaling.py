@@ -128,10 +128,14 @@ def measure(
         o = attend(*leaves)
         torch.autograd.grad(o, leaves, torch.ones_like(o), allow_unused=True)
 
-    peak = peak_bytes(once, device)  # also the warm-up pass
+    try:
+        peak = peak_bytes(once, device)  # also the warm-up pass
+        seconds = timings(once, device, size.repeats)
+    except torch.OutOfMemoryError:  # of a GPU, if a pass needs more than predicted
+        return facts | {"stopped": "memory"}
     return facts | {
         "implementation": implementation(kind, leaves[0]),
-        "seconds": [one / facts["batch"] for one in timings(once, device, size.repeats)],
+        "seconds": [one / facts["batch"] for one in seconds],
         "bytes": peak / facts["batch"],
     }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from scanline.model.config import PRESETS
 from scanline.model.paper import latency
@@ -39,6 +40,12 @@ def test_batches_stop_at_time_or_memory_limit(monkeypatch: pytest.MonkeyPatch) -
     assert "seconds" in measure("stateful-softmax", 2)
     assert measure("stateful-softmax", 4)["stopped"] == "memory"
     assert "seconds" in measure("softmax", 4)
+
+    def fail(*arguments: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(latency, "time_sampling", fail)
+    assert measure("softmax", 4)["stopped"] == "memory"
 
 
 def test_state_of_linear_attention_has_the_same_size_at_any_length() -> None:

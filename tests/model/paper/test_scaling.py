@@ -93,6 +93,12 @@ def test_scaling_stops_before_time_or_memory_limit(monkeypatch: pytest.MonkeyPat
     assert "seconds" in measure(64, row(0.1, 175), row(0.1, 350))
     assert measure(64, row(0.1, 150), row(0.1, 350))["stopped"] == "memory"
 
+    def fail(*arguments: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(scaling, "peak_bytes", fail)
+    assert measure(64)["stopped"] == "memory"
+
 
 def test_slope_is_fitted_to_four_longest_lengths() -> None:
     rows = [{"length": n, "seconds": [1.0, 3 * n**1.7, 1e12]} for n in (128, 256, 512, 1024)]
