@@ -259,9 +259,8 @@ class _Figure1(Experiment[ScalingSettings]):
             return markdown_table([unit, *map(str, every), *spread, "slope"], lines)
 
         ends = sorted({row["stopped"] for row in rows.values() if "stopped" in row})
-        why = (
-            f"\n\n–: not run, because it would need more than {' or '.join(ends)}." if ends else ""
-        )
+        limits = ["the free memory" if end == "memory" else end for end in ends]
+        why = f"\n\n–: not run; it would need more than {' or '.join(limits)}." if ends else ""
         seconds = part("seconds", 1e3, "ms per sample by length")
         return f"{seconds}\n\n{part('bytes', 1e-6, 'peak MB per sample by length')}{why}"
 
