@@ -17,13 +17,33 @@ CPU_PIXELS = 4096  # per batch, so that the activations of a layer fit a core's 
 CUDA_BATCH = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Mean bits/dim over ``images`` images and its standard error, infinite for one image."""
+    """Bits/dim of each image of a data set, float64 ``[N]``."""
 
-    bits_per_dim: float
-    standard_error: float
-    images: int
+    each: NDArray[np.float64]
+
+    @property
+    def bits_per_dim(self) -> float:
+        """Mean over the images."""
+        return mean_and_standard_error(self.each)[0]
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of the mean, infinite for one image."""
+        return mean_and_standard_error(self.each)[1]
+
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return len(self.each)
+
+    def row(self) -> dict[str, float]:
+        """Return the mean, its standard error and the number of images by name."""
+        return {
+            "bits_per_dim": self.bits_per_dim, "standard_error": self.standard_error,
+            "images": self.images,
+        }  # fmt: skip
 
     @property
     def finite_error(self) -> float | None:
@@ -56,6 +76,7 @@ def check_image_shape(config: ModelConfig, data: Dataset) -> None:
         )
 
 
+@torch.no_grad()
 def evaluate(
     model: LinearTransformer,
     data: Dataset,
@@ -66,25 +87,7 @@ def evaluate(
     device: torch.device | None = None,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Evaluation:
-    """Measure a model's mean bits/dim over a data set (see ``image_bits``)."""
-    values = image_bits(
-        model, data, with_label=with_label, batch=batch, bf16=bf16, device=device, progress=progress
-    )
-    return Evaluation(*mean_and_standard_error(values), len(values))
-
-
-@torch.no_grad()
-def image_bits(
-    model: LinearTransformer,
-    data: Dataset,
-    *,
-    with_label: bool = False,
-    batch: int | None = None,
-    bf16: bool = False,
-    device: torch.device | None = None,
-    progress: Callable[[int], object] = lambda done: None,
-) -> NDArray[np.float64]:
-    """Measure the bits/dim of each image of a data set, ``[N]``.
+    """Measure a model's bits/dim over a data set.
 
     Args:
         model: The network.
@@ -120,4 +123,4 @@ def image_bits(
         bits = model.bits_from(parameters, images.flatten(1, 2))
         each.append(bits.double().sum(1).cpu().numpy() / config.dims)
         progress(len(images))
-    return np.concatenate(each)
+    return Evaluation(np.concatenate(each))

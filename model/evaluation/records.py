@@ -59,7 +59,7 @@ def record_evaluation(
     """
     key = "test_with_label" if with_label else "test"
     details = {"standard_error": result.finite_error, "data": data.title, "note": data.note}
-    return _record(checkpoint, folder, key, dataclasses.asdict(result) | details)
+    return _record(checkpoint, folder, key, result.row() | details)
 
 
 def record_defaults(

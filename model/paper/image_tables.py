@@ -15,7 +15,7 @@ import torch
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.data.dataset import Dataset
 from scanline.model.data.published_sets import load_dataset
-from scanline.model.evaluation.likelihood import image_bits, mean_and_standard_error
+from scanline.model.evaluation.likelihood import evaluate
 from scanline.model.network import LinearTransformer
 from scanline.model.paper.budget import Budget, History, Marks, train
 from scanline.model.paper.experiment import Experiment, Mode, Rows
@@ -77,9 +77,9 @@ class ImageTableSettings:
 
     def network(self, kind: str) -> ModelConfig:
         """Return the network of a kind of attention."""
-        changed: Row = attention_config(kind, lsh_chunk=self.lsh_chunk)
-        if kind in FEATURE_MAPS:
-            changed = {"attention": "linear", "feature_map": kind}
+        changed: Row = {"attention": "linear", "feature_map": kind}
+        if kind not in FEATURE_MAPS:
+            changed = attention_config(kind, lsh_chunk=self.lsh_chunk)
         if self.neighbours:
             changed |= {"input": "neighbourhood", "encoding": "linear"}
         preset = replace(
@@ -151,8 +151,8 @@ def train_one(
     """Train one kind of attention and return its row.
 
     The row has the curves of ``budget.History``, whose evaluations have the ``images_seen``, and
-    the ``bits_per_dim`` of the test images with their ``standard_error``. ``image_bits`` are those
-    of each test image, because kinds differ less on the same image than images do.
+    the ``bits_per_dim`` of the test images with their ``standard_error``. ``image_bits`` are the
+    bits/dim of each test image, to compare kinds on the same images.
     """
     data = unlabelled(load_dataset(table.data, "train", data_dir))
     test = load_dataset(table.data, "test", data_dir)
@@ -160,13 +160,9 @@ def train_one(
 
     def measure(last: bool) -> Row:
         images = unlabelled(test, table.test_images if last else table.mark_images)
-        each = image_bits(run.network, images, device=device)
-        bits, error = mean_and_standard_error(each)
-        return {
-            "images_seen": run.state.step * run.batch, "images": len(each),
-            "bits_per_dim": bits, "standard_error": error,
-            "image_bits": [round(one, 4) for one in each.tolist()],
-        }  # fmt: skip
+        result = evaluate(run.network, images, device=device)
+        each = [round(one, 4) for one in result.each.tolist()]
+        return {"images_seen": run.state.step * run.batch, "image_bits": each} | result.row()
 
     def row(history: History) -> Row:
         facts = {"kind": kind, "batch": run.batch, "bf16": run.state.bf16}
@@ -205,19 +201,22 @@ class _ImageTable(Experiment[ImageTableSettings]):
         yield f"train {unit}", partial(train_one, settings, unit, report, data_dir, device)
 
     def caption(self, s: Row) -> str:
-        length = duration(s["seconds"]) if s["seconds"] else f"{s['epochs']} epochs"
+        length = _length(s["seconds"], s["epochs"])
+        paper = _length(self.presets["full"].seconds, self.presets["full"].epochs)
+        if paper != length:
+            length += f" (in the paper {paper})"
         optimizer = (
             f"RAdam at a constant rate of {s['learning_rate']:g}, as in the paper"
             if s["optimizer"] == "radam"
-            else "Muon and AdamW at constant rates after a warm-up of 100 steps, not tuned for any "
-            "kind, and a moving average of the weights, where the paper uses RAdam"
+            else "Muon and AdamW at constant rates after a warm-up of 100 steps, the same for all "
+            "kinds, and a moving average of the weights, where the paper uses RAdam"
         )
         batch = f"batch size {s['batch']}"
         if s["softmax_batch"] != s["batch"]:
             batch += f" (softmax {s['softmax_batch']})"
         neighbours = (
             "A step sees the 17 pixels around it that come earlier, not only the previous value as "
-            "in the paper: without them, a small network is hardly better than a table of pairs "
+            "in the paper: without them, a small network is no better than a table of pairs "
             "after half an hour. "
             if s["neighbours"]
             else ""
@@ -237,6 +236,7 @@ class _ImageTable(Experiment[ImageTableSettings]):
         )
 
     def table(self, rows: dict[str, Row]) -> str:
+        # A training that has hardly begun has no late marks in common with the others.
         trained = {key: row for key, row in rows.items() if row["seconds"] >= ENOUGH} or rows
         images, seconds = (common_mark(trained, mark) for mark in ("images_seen", "second_mark"))
         published = IMAGES[self.name]
@@ -288,6 +288,10 @@ class _ImageTable(Experiment[ImageTableSettings]):
 
 def _bits(evaluation: Row) -> str:
     return f"{evaluation['bits_per_dim']:.3f} ± {evaluation['standard_error']:.3f}"
+
+
+def _length(seconds: float | None, epochs: int | None) -> str:
+    return duration(seconds) if seconds else f"{epochs} epochs"
 
 
 def common_mark(rows: dict[str, Row], mark: str) -> float | None:

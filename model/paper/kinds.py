@@ -6,7 +6,8 @@ from typing import Any
 
 from scanline.kernels.attention.lsh import CombineRounds
 
-# As in the authors' code. Kitaev et al. count a pair once that meets in several rounds.
+# As in the authors' code. With "union", as in Reformer, a pair that meets in several rounds counts
+# once.
 LSH_COMBINE: CombineRounds = "mean"
 
 

@@ -39,13 +39,14 @@ MODES_NOTE = (
     "networks smaller than the paper's and one seed. `--full` has the paper's settings, for a GPU, "
     "[with some exceptions](training.md#reproducing-the-paper). Training times are CPU seconds of "
     "a process with one thread, which other programs on the machine affect less than the time on "
-    "the clock; evaluations do not count. `linear` trains in our C++, `softmax` in PyTorch's fused "
-    "kernel, and `lsh` in plain PyTorch. `lsh` averages its rounds of hashing, as the authors do, "
-    "but draws its hash functions once, where they draw new ones in every pass."
+    "the clock; evaluations do not count. On a CPU, causal `linear` trains in our C++, `softmax` "
+    "in PyTorch's fused kernel, and everything else in plain PyTorch. `lsh` averages its rounds of "
+    "hashing, as the authors do, but draws its hash functions once, where they draw new ones in "
+    "every pass."
 )
 UNFINISHED = (
-    "Unfinished trainings have intermediate numbers, which do not rank the kinds of attention. To "
-    "continue a unit, run its command again with the same `--out`."
+    "Numbers of unfinished trainings are intermediate: compare kinds only after equal time, images "
+    "or steps. To continue a unit, run its command again with the same `--out`."
 )
 FOOTNOTE = (
     "[^summaries]: Summaries of the paper on the web contradict it. One in Chinese gives 0.83 and "

@@ -26,11 +26,9 @@ from scanline.model.paper.speech.table import epoch_seconds
 
 ENOUGH_STEPS = 4000  # of copying; the paper lowers the learning rate after 3,000
 LEARNED = 0.5  # nats per symbol, below which a network has learned to copy; guessing gives 2.3
-# Phoneme error rate of an encoder that has begun to learn. In their first epochs, all find hardly
-# any phoneme.
-BEGUN = 0.9
-ERRORS = 1.96  # standard errors on each side of a value, within which it is with 95 % probability
-# What a training has had at the marks of its evaluations.
+BEGUN = 0.9  # phoneme error rate, above which an encoder has not begun to learn
+Z_95 = 1.96  # half the width of a 95 % confidence interval, in standard errors
+# The entry of every evaluation that has the value of a mark.
 AMOUNTS = {"step_mark": "steps", "images_seen": "images_seen", "second_mark": "seconds"}
 
 
@@ -44,8 +42,8 @@ def _row(rows: AllRows, key: str) -> Row:
 def _at_mark(rows: Sequence[Row], mark: str) -> list[Row]:
     """Return the evaluation of each row after equal training.
 
-    This is the last one if the trainings have ended after as much, and otherwise the one at the
-    largest common value of the mark.
+    This is the last one if all trainings have ended with an equal amount, and otherwise the one at
+    the largest common value of the mark.
     """
     ends = [row["evaluations"][-1] for row in rows if row["evaluations"]]
     if len(ends) == len(rows) and not any(row.get("unfinished") for row in rows):
@@ -180,7 +178,7 @@ def bits_ratio(first: str | tuple[str, ...], second: str, mark: str, data: str) 
         lowest = min(points[:-1], key=lambda point: float(point["bits_per_dim"]))
         a, b = lowest, points[-1]
         value = a["bits_per_dim"] / b["bits_per_dim"]
-        error = ERRORS * _ratio_error(a, b)
+        error = Z_95 * _ratio_error(a, b)
         said = ", ".join(
             f"{kind} {point['bits_per_dim']:.3f}" for kind, point in zip(kinds, points, strict=True)
         )
@@ -244,11 +242,11 @@ def error_difference(first: tuple[str, ...], second: str) -> Measure:
         ]  # fmt: skip
         if late:
             raise NotMeasuredError(
-                f"{' and '.join(late)} had not begun to learn: more than {BEGUN:.0%} errors"
+                f"{' and '.join(late)} had not begun to learn: more than {100 * BEGUN:.0f} % errors"
             )
         best = min(points[:-1], key=lambda point: float(point["error_rate"]))
         value = 100 * (best["error_rate"] - points[-1]["error_rate"])
-        error = 100 * ERRORS * math.hypot(best["standard_error"], points[-1]["standard_error"])
+        error = 100 * Z_95 * math.hypot(best["standard_error"], points[-1]["standard_error"])
         said = ", ".join(
             f"{run['kind']} {100 * point['error_rate']:.2f} %"
             for run, point in zip(runs, points, strict=True)

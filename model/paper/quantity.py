@@ -22,8 +22,8 @@ class Quantity:
 
     Attributes:
         value: The quantity.
-        low: Lower end of its spread: of the 95 % confidence interval of the test data, or with the
-            extreme timings.
+        low: Lower end of its spread: of a 95 % confidence interval over the test data, or the
+            quantity of the extreme timings.
         high: Upper end.
         details: What it was computed from.
     """

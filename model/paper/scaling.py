@@ -61,7 +61,7 @@ class ScalingSettings:
         return max(1, self.tokens // length)
 
 
-HEAP = 2.0  # size of a process on the CPU ÷ the peak of PyTorch's allocator, with fragmentation
+HEAP = 2.0  # memory of a process on the CPU ÷ the peak of PyTorch's allocator: fragmentation
 
 # All but the first and third are plain PyTorch: one implementation for all kinds.
 PLAIN = ("linear-pytorch", "softmax-matrix", "lsh-1", "lsh-4", "lsh-8")
@@ -117,8 +117,8 @@ def measure(
         return facts | {"stopped": earlier[-1]["stopped"]}
     if facts["batch"] * _predicted(earlier, "seconds") > size.max_seconds:
         return facts | {"stopped": f"{size.max_seconds:g} s per pass"}
-    predicted = facts["batch"] * _predicted(earlier, "bytes")
-    if (predicted if device.type == "cuda" else HEAP * predicted) > SHARE * _memory(device):
+    overhead = 1.0 if device.type == "cuda" else HEAP
+    if overhead * facts["batch"] * _predicted(earlier, "bytes") > SHARE * _memory(device):
         return facts | {"stopped": "memory"}
     attend = attention(kind, length, size)
     shape = (facts["batch"], length, size.n_heads, size.head_size)

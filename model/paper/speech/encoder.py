@@ -80,15 +80,15 @@ class Recurrent(nn.Module):
         super().__init__()
         self.size = 2 * sizes.lstm_size
         inputs = [features] + (sizes.lstm_layers - 1) * [self.size]
-        self.ahead, self.back = (
+        self.forward_layers, self.backward_layers = (
             nn.ModuleList(nn.LSTM(size, sizes.lstm_size, batch_first=True) for size in inputs)
             for _ in range(2)
         )
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        for ahead, back in zip(self.ahead, self.back, strict=True):
-            reversed_y, _ = back(_reverse(x, lengths))
-            x = torch.cat([ahead(x)[0], _reverse(reversed_y, lengths)], -1)
+        for forward, backward in zip(self.forward_layers, self.backward_layers, strict=True):
+            reversed_y, _ = backward(_reverse(x, lengths))
+            x = torch.cat([forward(x)[0], _reverse(reversed_y, lengths)], -1)
         return x
 
 

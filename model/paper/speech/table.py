@@ -259,13 +259,11 @@ class _Table3(Experiment[SpeechSettings]):
         for row in _trained(rows):
             kind, last, corpus = row["kind"], row["evaluations"][-1], row["corpus"]
             one = rows.get(f"pass {kind}")
+            rate = f"{100 * last['error_rate']:.2f} ± {100 * last['standard_error']:.2f} %"
             lines.append([
                 kind,
                 f"{SPEECH[kind].error_percent:.2f} %",
-                # The last evaluation of an unfinished training is of the validation utterances.
-                "–"
-                if row.get("unfinished")
-                else f"{100 * last['error_rate']:.2f} ± {100 * last['standard_error']:.2f} %",
+                "–" if row.get("unfinished") else rate,  # then `last` is a validation
                 f"{row['steps'] / row['epoch_steps']:.1f}",
                 number(SPEECH[kind].seconds), number(median(epoch_seconds(row))),
                 number(1e3 * median(one["seconds"])) if one else "–",

@@ -217,7 +217,7 @@ def test_reasons_for_no_verdict() -> None:
     assert judged.found == "a training is unfinished"
     late = speech(0.08) | recognized("lsh-4", 0.95)
     judged = judge(claim_named("speech-lsh"), results("table3", late))
-    assert judged.found == "lsh-4 had not begun to learn: more than 90% errors"
+    assert judged.found == "lsh-4 had not begun to learn: more than 90 % errors"
 
 
 def test_finished_trainings_are_compared_at_their_ends() -> None:

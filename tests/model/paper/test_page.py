@@ -122,12 +122,12 @@ def test_page_names_machine_date_and_training_time_of_units(tmp_path: Path) -> N
     report = json.loads((tmp_path / "default" / "table1" / "linear.json").read_text())
     machine = report["hardware"]
     line = next(line for line in page.splitlines() if line.startswith("- `linear` (1,200 s"))
-    assert "Unfinished trainings" not in page
+    assert "Numbers of unfinished trainings" not in page
     unit = Report(
         tmp_path / "default" / "table1", "softmax", asdict(TABLE1.settings("default", None))
     )
     unit.publish("train softmax", unit.rows["train softmax"])
-    assert "Unfinished trainings" in render_page(tmp_path, tmp_path)
+    assert "Numbers of unfinished trainings" in render_page(tmp_path, tmp_path)
     assert line.startswith(
         "- `linear` (1,200 s of training), `softmax` (700 s of training, unfinished): "
         f"{machine['cpu']} ({machine['isa']})"

@@ -40,7 +40,8 @@ def test_recurrent_encoder_equals_a_bidirectional_lstm_of_packed_rows() -> None:
     sizes = replace(SIZES, lstm_layers=2)
     recurrent, lstm = Recurrent(sizes, 3), nn.LSTM(3, 8, 2, batch_first=True, bidirectional=True)
     for layer in range(2):
-        for suffix, single in (("", recurrent.ahead[layer]), ("_reverse", recurrent.back[layer])):
+        directions = (recurrent.forward_layers[layer], recurrent.backward_layers[layer])
+        for suffix, single in zip(("", "_reverse"), directions, strict=True):
             for name, parameter in single.named_parameters():
                 parameter.copy_(lstm.get_parameter(f"{name[:-1]}{layer}{suffix}"))
     x, lengths = torch.randn(3, 9, 3), torch.tensor([9, 2, 5])
