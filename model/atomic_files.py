@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
@@ -44,9 +45,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 def folder_lock(folder: Path) -> Iterator[None]:
     """Hold an exclusive lock on a folder, or none if the system does not support it."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):  # Windows, or a network file system
-            import fcntl
-
+        with contextlib.suppress(OSError):  # a network file system without locks
             handle = os.open(folder, os.O_RDONLY)
             stack.callback(os.close, handle)
             fcntl.flock(handle, fcntl.LOCK_EX)

@@ -38,10 +38,14 @@ def _is_service_link(value: object) -> bool:
     return isinstance(value, str) and value.startswith(("tcp://", "udp://"))
 
 
+# A duration: longer ones would overflow the system's timers.
+_Seconds = Annotated[float, Field(le=365 * 86_400)]
+
+
 class Settings(BaseSettings):
     """Settings of a server. Each field is also an environment variable ``SCANLINE_<FIELD>``."""
 
-    model_config = SettingsConfigDict(env_prefix="SCANLINE_", extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="SCANLINE_", extra="forbid", allow_inf_nan=False)
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -57,7 +61,7 @@ class Settings(BaseSettings):
         Field(description="Serve only these models, the default first (comma-separated)."),
     ] = ()
     watch_seconds: Annotated[
-        float,
+        _Seconds,
         Field(
             ge=0,
             description="Seconds between checks of the weights folder for changed models; 0 checks "
@@ -92,23 +96,25 @@ class Settings(BaseSettings):
     ] = 32_768
     max_connections: Annotated[int, Field(ge=1, description="Maximum connections.")] = 2000
     header_seconds: Annotated[
-        float, Field(gt=0, description="Timeout for a request's headers.")
+        _Seconds, Field(gt=0, description="Timeout for a request's headers.")
     ] = 10.0
-    body_seconds: Annotated[float, Field(gt=0, description="Timeout for a request's body.")] = 60.0
+    body_seconds: Annotated[_Seconds, Field(gt=0, description="Timeout for a request's body.")] = (
+        60.0
+    )
     send_seconds: Annotated[
-        float, Field(gt=0, description="Timeout of a client that does not read its reply.")
+        _Seconds, Field(gt=0, description="Timeout of a client that does not read its reply.")
     ] = 30.0
     keep_alive_seconds: Annotated[
-        float, Field(gt=0, description="Timeout of a connection between requests.")
+        _Seconds, Field(gt=0, description="Timeout of a connection between requests.")
     ] = 65.0  # longer than load balancers' own, which would otherwise use a closing connection
     keep_finished: Annotated[
         int, Field(ge=0, description="Finished images kept for replay per model.")
     ] = 4096
     keep_seconds: Annotated[
-        float, Field(ge=0, description="Seconds for which finished images are kept.")
+        _Seconds, Field(ge=0, description="Seconds for which finished images are kept.")
     ] = 300.0
     grace_seconds: Annotated[
-        float, Field(ge=0, description="Seconds in which a dropped stream may be resumed.")
+        _Seconds, Field(ge=0, description="Seconds in which a dropped stream may be resumed.")
     ] = 15.0
     drain_seconds: Annotated[
         float,
@@ -187,10 +193,10 @@ class Settings(BaseSettings):
         float, Field(ge=0, description="GPUs per replica; fractions share one.")
     ] = 0.0
     scale_up_seconds: Annotated[
-        float, Field(ge=0, description="Delay before more replicas are started.")
+        _Seconds, Field(ge=0, description="Delay before more replicas are started.")
     ] = 5.0
     scale_down_seconds: Annotated[
-        float, Field(ge=0, description="Delay before idle replicas are stopped.")
+        _Seconds, Field(ge=0, description="Delay before idle replicas are stopped.")
     ] = 60.0
     png_metadata: Annotated[
         bool, Field(description="Store the recipe (model, seed and options) in each PNG.")

@@ -25,6 +25,8 @@ ROOT = Path(__file__).parent.parent
 GUIDES = ("README.md", "docs/api.md", "docs/operations.md", "docs/training.md", "docs/figures.md")
 PAGES = {name: (ROOT / name).read_text() for name in GUIDES}
 README = PAGES["README.md"]
+FOLDERS = ("", "docs", "weights", "tests/device")
+DOCUMENTS = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
 ADDRESS = "http://127.0.0.1:8000"
 
 
@@ -121,28 +123,35 @@ def test_hash_of_64_digits_matches_the_readme() -> None:
 
 
 def commands() -> list[list[str]]:
-    """Return every `scanline` command of the documentation, as words."""
-    text = "\n".join(PAGES.values())
-    found = re.findall(r"^\.venv/bin/scanline (.*?)(?:\s+#.*)?$", text, re.MULTILINE)
-    return [shlex.split(line) for line in found]
+    """Return every `scanline` command of the documentation, also of running text, as words."""
+    text = re.sub(r"\\\n\s*", " ", "\n".join(page.read_text() for page in DOCUMENTS))
+    found = re.findall(r"^(?:\.venv/bin/)?scanline (.*?)(?:\s+#.*)?$", text, re.MULTILINE)
+    found += re.findall(r"`(?:\.venv/bin/)?scanline ([^`]+)`", text)
+    return [shlex.split(line) for line in dict.fromkeys(found)]
+
+
+def test_commands_are_found() -> None:
+    assert len(commands()) > 50
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_options_of_commands_exist(words: list[str]) -> None:
     group = get_command(app)
     command = group.commands[words[0]]  # type: ignore[attr-defined]
-    if hasattr(command, "commands"):
-        command, words = command.commands[words[1]], words[1:]
+    if hasattr(command, "commands") and len(words) > 1:
+        name = words[1].replace("EXPERIMENT", "figure1")
+        command, words = command.commands[name], words[1:]
     known = {name for parameter in command.params for name in parameter.opts}
     assert {word for word in words[1:] if word.startswith("-")} <= known
 
 
 def test_deeper_networks_have_more_layers_than_their_start() -> None:
-    deeper = [dict(itertools.pairwise(words)) for words in commands() if "--layers" in words]
+    given = (dict(itertools.pairwise(words)) for words in commands() if "--layers" in words)
+    deeper = [options for options in given if options["--from"] != "…"]
     assert deeper
-    for given in deeper:
-        config = load_checkpoint(ROOT / given["--from"]).model.config
-        assert int(given["--layers"]) > config.n_layers
+    for options in deeper:
+        config = load_checkpoint(ROOT / options["--from"]).model.config
+        assert int(options["--layers"]) > config.n_layers
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
@@ -197,7 +206,10 @@ def test_all_error_codes_and_metrics_are_documented() -> None:
 
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+    text = "\n".join(page.read_text() for page in DOCUMENTS)
+    targets = set(re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE))
+    assert targets >= {"serve", "test", "test-rest", "lint"}
+    for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
@@ -205,7 +217,7 @@ def test_make_targets_exist() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
-    sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("weights/*.md")]),
+    DOCUMENTS,
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_named_files_and_headings_exist(page: Path) -> None:

@@ -138,7 +138,7 @@ const char* scanline_isa() {
 #elif defined(__ARM_FEATURE_DOTPROD)
     return "neondot";
 #elif defined(__aarch64__)
-    return "neon";
+    return "neon";  // the build `portable` of cpu.py, which is not slow on Arm
 #else
     return "portable";
 #endif

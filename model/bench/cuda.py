@@ -144,8 +144,8 @@ class _CudaBench:
         name, model = checkpoint.name, checkpoint.model
         timing, kernels = _drawing(factory(model, count), name, self.seconds, self.repeats)
         moved, rate = step_bytes(model.config, count), self.rate
-        step = timing.milliseconds_a_step / 1e3
-        timing = replace(timing, gbytes_a_second=moved / step / 1e9)
+        step = timing.milliseconds_per_step / 1e3
+        timing = replace(timing, gbytes_per_second=moved / step / 1e9)
         timing = timing.with_bound(Bound("bytes", moved / rate, rate))
         self.timings.append(timing)
         self.progress(format_row(timing))
@@ -163,7 +163,7 @@ class _CudaBench:
         with self.noting_failure(prefix):
             decoder = factory(checkpoint.model, slots)
             timing, kernels = _drawing(decoder, checkpoint.name, self.seconds, self.repeats, style)
-            milliseconds = timing.milliseconds_a_step
+            milliseconds = timing.milliseconds_per_step
             self.note(f"{prefix}: {milliseconds:.3f} ms per step of {slots} slots; {kernels}")
 
     def time_labelled(self, checkpoint: Checkpoint, factory: DecoderFactory) -> None:
@@ -182,7 +182,7 @@ class _CudaBench:
             self.training.append(timing)
             self.note(
                 f"{prefix}: {timing.milliseconds:.1f} ms forward and backward, "
-                f"{timing.pixels_a_second:,.0f} pixels/s, {timing.gigabytes:.1f} GB; "
+                f"{timing.pixels_per_second:,.0f} pixels/s, {timing.gigabytes:.1f} GB; "
                 f"{timing.step_milliseconds:.1f} ms per step; {format_kernel_times(timing.kernels)}"
             )
 

@@ -8,9 +8,7 @@ k, v and o have.
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -19,22 +17,10 @@ from torch import Tensor
 
 from scanline.kernels.attention.naive import CHUNK, naive_linear_attention
 from scanline.kernels.ops.attention import linear_attention, packed_linear_attention
+from scanline.model.bench.cuda_training import median_seconds
 
 MAX_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # relative to the output's norm
 SHAPES = ((64, 784, 8, 32), (256, 784, 4, 32), (64, 3072, 8, 32), (1, 3072, 8, 32))
-
-
-def median_ms(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Return the median time of ``run`` in milliseconds, after three warm-up runs."""
-    times = []
-    for i in range(repeats + 3):
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if i >= 3:
-            times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
 
 
 def check(device: torch.device) -> None:
@@ -76,9 +62,10 @@ def format_row(
         torch.autograd.grad(attend(), qkv, grad)
 
     two = torch.empty(2 * grad.numel(), device=device, dtype=dtype)
-    floor = median_ms(two.clone, device, repeats)  # reads and writes the bytes of two tensors
+    # A copy reads and writes the bytes of two tensors.
+    floor = 1e3 * median_seconds(two.clone, device, repeats)
     figures = [
-        median_ms(partial(run, attend), device, repeats)
+        1e3 * median_seconds(partial(run, attend), device, repeats)
         for attend in (packed, unfused)
         for run in (forward, train)
     ]

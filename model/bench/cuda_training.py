@@ -31,7 +31,7 @@ class Training:
         model: Name of the network.
         images: Batch size.
         milliseconds: Time of a forward and backward pass.
-        pixels_a_second: Pixels per second of these passes.
+        pixels_per_second: Pixels per second of these passes.
         gigabytes: Peak memory.
         step_milliseconds: Time of a whole training step, with the optimizers.
         kernels: Microseconds per kernel of the passes.
@@ -40,7 +40,7 @@ class Training:
     model: str
     images: int
     milliseconds: float
-    pixels_a_second: float
+    pixels_per_second: float
     gigabytes: float
     step_milliseconds: float
     kernels: dict[str, float]

@@ -40,7 +40,7 @@ class Bound(NamedTuple):
 
     name: str
     seconds: float
-    bytes_a_second: float
+    bytes_per_second: float
 
 
 class Roofline:

@@ -30,13 +30,13 @@ HEADER = (
 
 def format_row(t: Timing) -> str:
     """Format a timing as a line below ``HEADER``."""
-    limit = f"{t.times_limit:6.2f} × {t.limit}" if t.times_limit else ""
+    limit = f"{t.limit_ratio:6.2f} × {t.limit}" if t.limit_ratio else ""
     share = "" if t.bandwidth_share is None else f"{t.bandwidth_share:.0%}"
     backend = f"{t.backend} {t.precision}"
     return (
-        f"{t.model:14} {backend:25} {t.slots:5} {t.pixels:6} {t.milliseconds_a_step:9.4f} "
-        f"{t.seconds_an_image:9.3g} {t.images_a_second:9.2f} {t.gflops:8.1f} "
-        f"{t.mbytes_a_step:8.1f} {t.gbytes_a_second:6.1f} {share:>5} {limit}"
+        f"{t.model:14} {backend:25} {t.slots:5} {t.pixels:6} {t.milliseconds_per_step:9.4f} "
+        f"{t.seconds_per_image:9.3g} {t.images_per_second:9.2f} {t.gflops:8.1f} "
+        f"{t.mbytes_per_step:8.1f} {t.gbytes_per_second:6.1f} {share:>5} {limit}"
     )
 
 
@@ -48,9 +48,9 @@ def peer_ratios(timings: Sequence[Timing]) -> list[str]:
         theirs = [t for t in timings if (t.model, t.backend) == (name, Peer.backend)]
         if not ours or not theirs:
             continue
-        best = max(t.images_a_second for t in ours) / max(t.images_a_second for t in theirs)
+        best = max(t.images_per_second for t in ours) / max(t.images_per_second for t in theirs)
         lines.append(f"{name}: the throughput of native is {best:.1f} times the peer's")
-        single = [[t.seconds_an_image for t in side if t.slots == 1] for side in (ours, theirs)]
+        single = [[t.seconds_per_image for t in side if t.slots == 1] for side in (ours, theirs)]
         if all(single):
             ratio = single[1][0] / single[0][0]
             lines.append(

@@ -33,41 +33,41 @@ class Timing:
         backend: Name of the backend.
         slots: Number of images sampled in parallel.
         pixels: Pixels sampled of each.
-        milliseconds_a_step: Time of a step of all slots.
-        seconds_an_image: Time until all slots have a whole image.
-        images_a_second: Throughput.
+        milliseconds_per_step: Time of a step of all slots.
+        seconds_per_image: Time until all slots have a whole image.
+        images_per_second: Throughput.
         gflops: Billion operations/s.
-        gbytes_a_second: GB/s of weights and attention sums.
+        gbytes_per_second: GB/s of weights and attention sums.
         precision: Type of the products.
         limit: What bounds a step on this machine, ``compute`` or ``bytes``; None if unknown.
-        times_limit: Time of a step divided by its bound; None if unknown.
-        bandwidth_share: ``gbytes_a_second`` as a part of the measured bandwidth; None if unknown.
+        limit_ratio: Time of a step divided by its bound; None if unknown.
+        bandwidth_share: ``gbytes_per_second`` as a part of the measured bandwidth; None if unknown.
     """
 
     model: str
     backend: str
     slots: int
     pixels: int
-    milliseconds_a_step: float
-    seconds_an_image: float
-    images_a_second: float
+    milliseconds_per_step: float
+    seconds_per_image: float
+    images_per_second: float
     gflops: float
-    gbytes_a_second: float
+    gbytes_per_second: float
     precision: str = "float32"
     limit: str | None = None
-    times_limit: float | None = None
+    limit_ratio: float | None = None
     bandwidth_share: float | None = None
 
     @property
-    def mbytes_a_step(self) -> float:
+    def mbytes_per_step(self) -> float:
         """MB of weights and attention sums that a step of all slots moves."""
-        return self.gbytes_a_second * self.milliseconds_a_step
+        return self.gbytes_per_second * self.milliseconds_per_step
 
     def with_bound(self, bound: Bound) -> Timing:
         """Return this timing with the roofline bound."""
-        times_limit = self.milliseconds_a_step / 1e3 / bound.seconds
-        share = self.gbytes_a_second * 1e9 / bound.bytes_a_second
-        return replace(self, limit=bound.name, times_limit=times_limit, bandwidth_share=share)
+        limit_ratio = self.milliseconds_per_step / 1e3 / bound.seconds
+        share = self.gbytes_per_second * 1e9 / bound.bytes_per_second
+        return replace(self, limit=bound.name, limit_ratio=limit_ratio, bandwidth_share=share)
 
 
 def start_blank_images(
@@ -211,4 +211,4 @@ def time_peer(
             timings.append(_timing(name, peer, model.config, slots, runs))
     finally:
         torch.set_num_threads(threads)
-    return min(timings, key=lambda timing: timing.seconds_an_image)
+    return min(timings, key=lambda timing: timing.seconds_per_image)

@@ -39,9 +39,9 @@ class TrainingTiming:
     """Timing of one variant; ``peak_share`` is relative to the measured peak, None if unknown."""
 
     model: str
-    way: str
+    variant: str
     precision: str
-    images_a_second: float
+    images_per_second: float
     gflops: float
     peak_share: float | None
 
@@ -149,7 +149,7 @@ def run_training_bench(
     with contextlib.suppress(NativeBuildError):
         peaks = Roofline(load_library(), threads).peaks
     progress(f"{cpu()[0]}, {threads} threads, {cpu_isas()[0]}; batches of {batch}")
-    progress(f"{'model':14} {'way':27} {'images/s':>9} {'GFLOP/s':>8}  of the peak")
+    progress(f"{'model':14} {'variant':27} {'images/s':>9} {'GFLOP/s':>8}  of the peak")
     timings = []
     for name in models or MODELS:
         config = PRESETS[name]
@@ -177,18 +177,18 @@ def _bf16_peak(peaks: Peaks) -> float:
 def format_row(t: TrainingTiming) -> str:
     """Format a timing as a line of the table."""
     share = "" if t.peak_share is None else f"{t.peak_share:9.0%} {t.precision}"
-    return f"{t.model:14} {t.way:27} {t.images_a_second:9.2f} {t.gflops:8.1f} {share}"
+    return f"{t.model:14} {t.variant:27} {t.images_per_second:9.2f} {t.gflops:8.1f} {share}"
 
 
 def compared(timings: Sequence[TrainingTiming]) -> str:
     """Summarize the gain of native passes and processes, and the cost of the convolution."""
     native, plain, *more = timings
-    line = f"{native.model}: {native.images_a_second / plain.images_a_second:.2f} × plain torch"
-    for timing in sorted(more, key=lambda timing: "processes" not in timing.way):
-        if "processes" in timing.way:
-            times = timing.images_a_second / plain.images_a_second
-            line += f", {times:.2f} × in {timing.way.removeprefix('native, ')}"
+    line = f"{native.model}: {native.images_per_second / plain.images_per_second:.2f} × plain torch"
+    for timing in sorted(more, key=lambda timing: "processes" not in timing.variant):
+        if "processes" in timing.variant:
+            times = timing.images_per_second / plain.images_per_second
+            line += f", {times:.2f} × in {timing.variant.removeprefix('native, ')}"
         else:
-            cost = 1 - native.images_a_second / timing.images_a_second
+            cost = 1 - native.images_per_second / timing.images_per_second
             line += f"; the short convolution takes {cost:.0%} of a step"
     return line

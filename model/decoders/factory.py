@@ -96,7 +96,5 @@ def _create_triton(model: LinearTransformer, max_slots: int) -> Decoder:
     from scanline.model.decoders.triton import TritonDecoder
 
     decoder = TritonDecoder(model, max_slots)
-    log.info(
-        "decoding with the triton backend, in %s on %s", decoder.precision, decoder.device.name
-    )
+    log.info("decoding with %s on %s", decoder.variant, decoder.device.name)
     return decoder

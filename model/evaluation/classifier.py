@@ -26,7 +26,7 @@ from scanline.kernels.cache import cache_folder
 from scanline.model.atomic_files import write_atomically
 from scanline.model.data.dataset import Dataset
 
-log = logging.getLogger("scanline.judge")
+log = logging.getLogger("scanline.classifier")
 
 _BATCH = 500  # images per prediction batch, which bounds the memory
 _WARM_UP = 0.25  # share of the steps with a rising learning rate
@@ -196,7 +196,7 @@ def load_or_train(
 
     Arguments and errors are those of ``train``.
     """
-    path = cache_folder() / "judge" / f"{data.name}-{_key(data, config)}.safetensors"
+    path = cache_folder() / "classifiers" / f"{data.name}-{_key(data, config)}.safetensors"
     classifier = Classifier(_shape(data), len(data.classes), config)
     try:
         classifier.load_state_dict(safetensors.torch.load_file(path))

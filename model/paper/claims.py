@@ -47,11 +47,11 @@ class Claim:
     why: str = ""
 
     def holds(self, value: float) -> bool:
-        """Return True if a value of the quantity is on the claim's side of the line."""
+        """Return True if a value of the quantity is within the claim's limits."""
         return self.above < value < self.below
 
     @property
-    def line(self) -> str:
+    def limits(self) -> str:
         """The values with which the claim holds."""
         parts = [f"> {number(self.above)}"] if self.above > -math.inf else []
         parts += [f"< {number(self.below)}"] if self.below < math.inf else []
@@ -101,10 +101,6 @@ EVOLUTION = "Supplement, figure 5"
 STATEFUL = "Supplement, table 4"
 ONE_IMAGE = "Supplement, table 5"
 
-BATCHES = (
-    "a GPU draws hundreds of images in little more than the time of one, but one CPU core gains "
-    "less from large batches"
-)
 FUSED = "our softmax runs PyTorch's fused kernel, which the paper did not have"
 SLOW_START = (
     "the transformers hardly learned in their first epochs, and their errors were still falling "
@@ -117,8 +113,6 @@ CLAIMS = (
         text="linear reaches the same loss as softmax",
         quantity="loss of linear minus loss of softmax, nats per symbol, after equal steps",
         measure=q.copy_difference("linear", "softmax"), above=-0.05, below=0.05,
-        why="the state of a layer is two matrices of 32 × 32 here, to store up to 63 symbols; in "
-        "the paper it is eight",
     ),
     Claim(
         name="copy-lsh", place=COPYING, experiment="figure2", paper="–",
@@ -193,7 +187,7 @@ CLAIMS = (
         name="mnist-speed", place=MNIST, experiment="supplement", paper="317",
         text="MNIST: linear draws more than 300 times as many images/s as softmax",
         quantity="images/s of linear ÷ softmax, each at its best batch size measured",
-        measure=drawing.speed_ratio("mnist", "linear", "softmax"), above=300, why=BATCHES,
+        measure=drawing.speed_ratio("mnist", "linear", "softmax"), above=300,
     ),
     Claim(
         name="mnist-lsh-speed", place=MNIST, experiment="supplement", paper="1.51",
@@ -235,13 +229,13 @@ CLAIMS = (
         name="cifar-speed", place=CIFAR, experiment="supplement", paper="4,462",
         text="CIFAR-10: linear draws more than 4,000 times as many images/s as softmax",
         quantity="images/s of linear ÷ softmax, each at its best batch size measured",
-        measure=drawing.speed_ratio("cifar10", "linear", "softmax"), above=4_000, why=BATCHES,
+        measure=drawing.speed_ratio("cifar10", "linear", "softmax"), above=4_000,
     ),
     Claim(
         name="cifar-stateful", place=STATEFUL, experiment="supplement", paper="55.8",
         text="CIFAR-10: linear draws more than 50 times as many images/s as stateful-softmax",
         quantity="images/s of linear ÷ stateful-softmax, each at its best batch size measured",
-        measure=drawing.speed_ratio("cifar10", "linear", "stateful-softmax"), above=50, why=BATCHES,
+        measure=drawing.speed_ratio("cifar10", "linear", "stateful-softmax"), above=50,
     ),
     *(
         Claim(

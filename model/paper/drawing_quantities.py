@@ -28,10 +28,24 @@ def _methods(rows: AllRows, device: str, data: str, names: tuple[str, ...]) -> l
     return [found[name] for name in names]
 
 
-def speed_ratio(data: str, first: str, second: str, device: str = "cpu") -> Measure:
+def _best_device(rows: AllRows, data: str, names: tuple[str, ...]) -> str:
+    """Return ``cuda`` if all methods are measured on a GPU, as in the paper, otherwise ``cpu``."""
+    return "cuda" if set(names) <= by_method(dict(rows), "cuda", data).keys() else "cpu"
+
+
+def _one_image(points: list[Row]) -> list[float]:
+    """Return the timings of a method at batch size 1."""
+    timings: list[float] | None = next((p["seconds"] for p in points if p["batch"] == 1), None)
+    if timings is None:
+        raise NotMeasuredError(f"{points[0]['method']} is not measured at batch size 1")
+    return timings
+
+
+def speed_ratio(data: str, first: str, second: str) -> Measure:
     """Return the images/s of one method ÷ another, each at its best batch size."""
 
     def measure(rows: AllRows) -> Quantity:
+        device = _best_device(rows, data, (first, second))
         points = _methods(rows, device, data, (first, second))
         a, b = (fastest(one) for one in points)
         found = timing_ratio(*([s / row["batch"] for s in row["seconds"]] for row in (b, a)))
@@ -39,18 +53,21 @@ def speed_ratio(data: str, first: str, second: str, device: str = "cpu") -> Meas
             f"{row['method']} {number(speed(row))} images/s at batch size {row['batch']:,}"
             for row in (a, b)
         )
+        if device == "cpu":
+            said += ", on a CPU, which gains less from large batches than the paper's GPU"
         return Quantity(found.value, found.low, found.high, said)
 
     return measure
 
 
-def largest_batch(data: str, method: str, device: str = "cpu") -> Measure:
+def largest_batch(data: str, method: str) -> Measure:
     """Return the largest batch size that a method drew, if only memory limits it."""
-    facts = (device, data, method)
 
     def measure(rows: AllRows) -> Quantity:
+        device = _best_device(rows, data, (method,))
         (points,) = _methods(rows, device, data, (method,))
         value = float(max(row["batch"] for row in points))
+        facts = (device, data, method)
         stops = {
             row["stopped"]
             for row in rows.values()
@@ -71,11 +88,11 @@ def latency_lead(data: str, device: str) -> Measure:
 
     def measure(rows: AllRows) -> Quantity:
         points = _methods(rows, device, data, names)
-        one = [next(row for row in some if row["batch"] == 1) for some in points]
-        nearest = min(one[1:], key=lambda row: float(median(row["seconds"])))
-        found = timing_ratio(nearest["seconds"], one[0]["seconds"])
+        seconds = dict(zip(names, map(_one_image, points), strict=True))
+        nearest = min(names[1:], key=lambda name: float(median(seconds[name])))
+        found = timing_ratio(seconds[nearest], seconds[names[0]])
         said = ", ".join(
-            f"{row['method']} {number(median(row['seconds']))} s" for row in (one[0], nearest)
+            f"{name} {number(median(seconds[name]))} s" for name in (names[0], nearest)
         )
         return Quantity(found.value, found.low, found.high, said)
 
@@ -89,7 +106,7 @@ def device_ratio(data: str, method: str) -> Measure:
         seconds = []
         for device in ("cuda", "cpu"):
             (points,) = _methods(rows, device, data, (method,))
-            seconds.append(next(row["seconds"] for row in points if row["batch"] == 1))
+            seconds.append(_one_image(points))
         found = timing_ratio(*seconds)
         said = f"{number(median(seconds[0]))} s and {number(median(seconds[1]))} s"
         return Quantity(found.value, found.low, found.high, said)

@@ -16,6 +16,7 @@ from scanline.model.paper import peers
 from scanline.model.paper.experiment import Experiment, Rows
 from scanline.model.paper.markdown import markdown_table, number
 from scanline.model.paper.published import IMAGES, LATENCY
+from scanline.model.paper.quantity import largest_spread
 from scanline.model.paper.report import Report, Row
 from scanline.model.paper.sampling_speed import (
     NATIVE,
@@ -192,9 +193,6 @@ def _speeds(mine: dict[str, list[Row]], device: str, data: str) -> str:
         published, best = throughput.get(method), fastest(points)
         one = median(points[0]["seconds"]) if points[0]["batch"] == 1 else None
         by_softmax = median(softmax[0]["seconds"]) if softmax else None
-        spreads = [
-            (max(row["seconds"]) - min(row["seconds"])) / median(row["seconds"]) for row in points
-        ]
         paper_speed = published and published.images_per_second
         paper_seconds = latency[method][column] if method in latency else None
         lines.append([
@@ -204,7 +202,7 @@ def _speeds(mine: dict[str, list[Row]], device: str, data: str) -> str:
             f"{best['batch']:,}",
             _times(paper_seconds, latency["softmax"][column], inverse=True),
             _times(one, by_softmax, inverse=True),
-            f"{100 * max(spreads):.0f} %",
+            largest_spread(points),
         ])  # fmt: skip
     head = [
         f"{data}, {device}", "images/s, paper's GPU", "ours", "batch size",

@@ -33,17 +33,23 @@ INTRODUCTION = (
     "ratios, not absolute numbers: the machines are not the paper's.[^summaries] The limits in "
     "brackets, within which a claim holds, are ours."
 )
-MODES_NOTE = (
-    "There are three modes. `--quick` takes about a minute per unit and decides no claim. The "
-    "default takes up to 90 minutes of one core per unit, on whole images and sequences, with "
-    "networks smaller than the paper's and one seed. `--full` has the paper's settings, for a GPU, "
-    "[with some exceptions](training.md#reproducing-the-paper). Training times are CPU seconds of "
-    "a process with one thread, which other programs on the machine affect less than the time on "
-    "the clock; evaluations do not count. On a CPU, causal `linear` trains in our C++, `softmax` "
-    "in PyTorch's fused kernel, and everything else in plain PyTorch. `lsh` averages its rounds of "
-    "hashing, as the authors do, but draws its hash functions once, where they draw new ones in "
-    "every pass."
-)
+MODES_NOTE = """\
+There are three modes:
+
+- `--quick` takes about a minute per unit and decides no claim.
+- The default takes up to 90 minutes of one core per unit, on whole images and sequences. Most of \
+its networks are smaller than the paper's, and it trains each with one seed.
+- `--full` has the paper's settings, for a GPU, \
+[with some exceptions](training.md#reproducing-the-paper).
+
+How we measured:
+
+- Training times are CPU seconds of a process with one thread, which other programs on the machine \
+affect less than the time on the clock. Evaluations do not count.
+- On a CPU, causal `linear` trains in our C++, `softmax` in PyTorch's fused kernel, and everything \
+else in plain PyTorch.
+- `lsh` averages its rounds of hashing, as the authors do, but draws its hash functions once, \
+where they draw new ones in every pass."""
 UNFINISHED = (
     "Numbers of unfinished trainings are intermediate: compare kinds only after equal time, images "
     "or steps. To continue a unit, run its command again with the same `--out`."
@@ -53,7 +59,7 @@ FOOTNOTE = (
     "0.82 bits/dim for MNIST, 3.14 and 3.26 for CIFAR-10, and a phoneme error rate of 7.3 %; the "
     "paper's tables have 0.621 and 0.644, 3.47 and 3.40, and 8.08 %. Two describe an inhomogeneous "
     "polynomial feature map and random Fourier features as parts of the method; the paper only "
-    "names the latter as future work. Table 1 has a unit for each."
+    "names the latter as future work. Both are rows of table 1."
 )
 
 
@@ -100,24 +106,24 @@ def _summary(verdicts: list[Verdict]) -> str:
     counts = Counter(one.verdict for one in verdicts)
     tested = counts[REPRODUCED] + counts[NOT_REPRODUCED] + counts[UNDECIDED]
 
-    def named(verdict: str) -> str:
-        return "; ".join(one.claim.text for one in verdicts if one.verdict == verdict)
-
-    parts = [f"**{counts[REPRODUCED]} of the {tested} claims tested here are reproduced"]
-    parts[0] += f", {counts[NOT_TESTED] + len(UNTESTED)} are not tested.**"
-    if counts[REPRODUCED]:
-        parts.append(f"Reproduced: {named(REPRODUCED)}.")
-    if counts[NOT_REPRODUCED]:
-        parts.append(f"Not reproduced: {named(NOT_REPRODUCED)}.")
-    if counts[UNDECIDED]:
-        parts.append(f"Undecided, because the spread reaches across the line: {named(UNDECIDED)}.")
-    return " ".join(parts)
+    parts = [
+        f"**{counts[REPRODUCED]} of the {tested} claims tested here are reproduced, "
+        f"{counts[NOT_TESTED] + len(UNTESTED)} are not tested.**"
+    ]
+    names = {
+        REPRODUCED: "Reproduced", NOT_REPRODUCED: "Not reproduced",
+        UNDECIDED: "Undecided, because a limit of the claim is within the spread",
+    }  # fmt: skip
+    for verdict, name in names.items():
+        if claims := [one.claim.text for one in verdicts if one.verdict == verdict]:
+            parts.append(f"- {name}: {'; '.join(claims)}.")
+    return parts[0] + "\n\n" + "\n".join(parts[1:])
 
 
 def _claims(verdicts: list[Verdict]) -> str:
     lines = [
         [
-            one.claim.text, one.claim.place, f"{one.claim.quantity} ({one.claim.line})",
+            one.claim.text, one.claim.place, f"{one.claim.quantity} ({one.claim.limits})",
             one.claim.paper, _found(one),
             one.verdict if one.verdict == REPRODUCED else f"**{one.verdict}**",
         ]

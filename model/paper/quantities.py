@@ -11,13 +11,14 @@ from statistics import median
 
 import numpy as np
 
-from scanline.model.paper.image_tables import ENOUGH, PAIR_BITS
+from scanline.model.paper.image_tables import ENOUGH, pair_bits
 from scanline.model.paper.markdown import number
 from scanline.model.paper.quantity import (
     AllRows,
     Measure,
     NotMeasuredError,
     Quantity,
+    middle,
     timing_ratio,
 )
 from scanline.model.paper.report import Row, by_kind
@@ -142,7 +143,7 @@ def smallest_ratio(what: str) -> Measure:
             for row in _points(rows, kind):
                 other = linear.get(row["length"], {"stopped": True})
                 if "stopped" not in row and "stopped" not in other:
-                    a, b = (_median(one[what]) for one in (row, other))
+                    a, b = (middle(one[what]) for one in (row, other))
                     ratios.append((a / b, f"{kind} at {row['length']:,}", row, other))
         if not ratios:
             raise NotMeasuredError("no two kinds are measured at one length")
@@ -156,10 +157,6 @@ def smallest_ratio(what: str) -> Measure:
     return measure
 
 
-def _median(value: float | list[float]) -> float:
-    return median(value) if isinstance(value, list) else value
-
-
 def bits_ratio(first: str | tuple[str, ...], second: str, mark: str, data: str) -> Measure:
     """Return the lowest bits/dim of the first kinds ÷ the second's, after equal training.
 
@@ -170,7 +167,7 @@ def bits_ratio(first: str | tuple[str, ...], second: str, mark: str, data: str) 
         kinds = (*_names(first), second)
         points = _at_mark(_trained(rows, kinds), mark)
         best = min(points, key=lambda point: float(point["bits_per_dim"]))
-        if best["bits_per_dim"] > (pairs := PAIR_BITS[data][best["images"]]):
+        if best["bits_per_dim"] > (pairs := pair_bits(data, best["images"])):
             raise NotMeasuredError(
                 "no kind predicts better than a table of pairs yet: "
                 f"{best['bits_per_dim']:.3f} bits/dim against {pairs:.3f}, after equal training"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -40,6 +40,18 @@ class Quantity:
 
 
 Measure = Callable[[AllRows], Quantity]
+
+
+def middle(value: float | list[float]) -> float:
+    """Return the median of several timings, or a single value."""
+    return median(value) if isinstance(value, list) else value
+
+
+def largest_spread(rows: Iterable[Row]) -> str:
+    """Format the largest spread of a row's timings ``seconds``, as a share of their median."""
+    timings = [row["seconds"] for row in rows]
+    spreads = [(max(one) - min(one)) / median(one) for one in timings]
+    return f"{100 * max(spreads):.0f} %" if spreads else "–"
 
 
 def timing_ratio(first: list[float], second: list[float]) -> Quantity:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +26,7 @@ from scanline.model.paper import peers
 from scanline.model.paper.experiment import Experiment, Rows
 from scanline.model.paper.kinds import LSH_COMBINE
 from scanline.model.paper.markdown import markdown_table, number
+from scanline.model.paper.quantity import largest_spread, middle
 from scanline.model.paper.report import Report, Row, by_kind, timings
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def measure(
 
 def _predicted(earlier: list[Row], what: str) -> float:
     """Predict time or memory per sample at twice the last length, from its latest growth."""
-    values = [_middle(row[what]) for row in earlier[-2:]]
+    values = [middle(row[what]) for row in earlier[-2:]]
     if not values:
         return 0.0
     return values[-1] * (values[-1] / values[0] if len(values) == 2 else 2.0)
@@ -180,27 +180,12 @@ def slope(rows: list[Row], what: str) -> float | None:
     Shorter lengths are dominated by the fixed cost of a call. Returns None for fewer than three.
     """
     measured = [row for row in rows if "stopped" not in row][-4:]
-    points = [(math.log(row["length"]), math.log(_middle(row[what]))) for row in measured]
+    points = [(math.log(row["length"]), math.log(middle(row[what]))) for row in measured]
     if len(points) < 3:
         return None
     x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
     power: float = sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
     return power
-
-
-def _middle(value: float | list[float]) -> float:
-    """Return the median of several timings, or a single value."""
-    return median(value) if isinstance(value, list) else value
-
-
-def _spread(rows: list[Row]) -> str:
-    """Format the largest spread of a length's timings, as a share of their median."""
-    spreads = [
-        (max(row["seconds"]) - min(row["seconds"])) / median(row["seconds"])
-        for row in rows
-        if "stopped" not in row
-    ]
-    return f"{100 * max(spreads):.0f} %" if spreads else "–"
 
 
 class _Figure1(Experiment[ScalingSettings]):
@@ -249,11 +234,11 @@ class _Figure1(Experiment[ScalingSettings]):
             for kind, points in by_kind(rows.values()).items():
                 at = {row["length"]: row for row in points if "stopped" not in row}
                 cells = [
-                    number(scale * _middle(at[length][what])) if length in at else "–"
+                    number(scale * middle(at[length][what])) if length in at else "–"
                     for length in every
                 ]
                 how = next((row["implementation"] for row in at.values()), "–")
-                spread = [_spread(points)] if what == "seconds" else []
+                spread = [largest_spread(at.values())] if what == "seconds" else []
                 lines.append([f"{kind} ({how})", *cells, *spread, number(slope(points, what))])
             spread = ["largest spread"] if what == "seconds" else []
             return markdown_table([unit, *map(str, every), *spread, "slope"], lines)
@@ -286,7 +271,7 @@ def _curves(axes: Axes, rows: dict[str, Row], what: str, scale: float, label: st
         measured = [row for row in points if "stopped" not in row]
         style = "--" if kind.startswith(peers.NAME) else "-"
         x = [row["length"] for row in measured]
-        y = [scale * _middle(row[what]) for row in measured]
+        y = [scale * middle(row[what]) for row in measured]
         axes.loglog(x, y, style, marker="o", markersize=3, label=kind, base=2)
     axes.set_xlabel("sequence length")
     axes.set_ylabel(label)

@@ -1,4 +1,4 @@
-"""Selection of the data to train on, to evaluate on, and to judge samples with."""
+"""Selection of the data to train on, to evaluate on, and to compare samples with."""
 
 from __future__ import annotations
 
@@ -187,10 +187,10 @@ def _load_folder_for(config: ModelConfig, images: Path, source: DataSource) -> D
     return load_image_folder(images, (config.height, config.width), config.channels == 1)
 
 
-def load_judge_data(
+def load_classifier_data(
     config: ModelConfig, facts: Mapping[str, Any], source: DataSource
 ) -> tuple[Dataset, Dataset]:
-    """Read the images to train the judge's classifier on, and those to compare samples with.
+    """Read the images to train the classifier of samples on, and those to compare samples with.
 
     These are the training set and the test set of ``load_test_data``. A folder is split as the
     model's run did, else as training does by default, with at least one image to compare with.
@@ -212,8 +212,8 @@ def load_judge_data(
         return parts[0], _with_seen_note(data, parts[1], facts)
     if len(data) < 2:
         raise ValueError(
-            f"{source.images} holds one image: judging samples needs at least two, because the "
-            "judge is trained on some images and compares with others"
+            f"{source.images} holds one image: comparing samples needs at least two, because a "
+            "classifier is trained on some images and compares samples with the others"
         )
     training, test = _split(data, max(1, _default_held_out(data)))
     return training, test if parts is None else test.with_note(_ALL_SEEN)

@@ -245,9 +245,6 @@ def _spawned_workers(count: int, store: Path) -> Iterator[list[_Worker]]:
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
     """Block stop signals inside the block; processes started in it inherit the mask."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
     resource_tracker.ensure_running()  # when it starts, it unblocks signals
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import time
@@ -35,14 +36,12 @@ def run_lock(folder: Path) -> Iterator[None]:
                 f"cannot write into {folder} ({error.strerror}): choose another folder with --out"
             ) from None
         try:
-            import fcntl  # not on Windows
-
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The previous owner may have deleted the file between our open and our flock.
             acquired = os.path.samestat(os.fstat(lock.fileno()), path.stat())
         except (BlockingIOError, FileNotFoundError):
             acquired = False
-        except (OSError, ImportError):  # no lock support: continue unlocked
+        except OSError:  # no lock support: continue unlocked
             acquired = True
         if not acquired:
             raise ValueError(

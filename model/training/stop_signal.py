@@ -7,8 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-_SIGHUP = getattr(signal, "SIGHUP", None)  # the terminal closed; not on Windows
-STOP_SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, _SIGHUP) if number)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal closed
 
 
 class StopSignal:
@@ -30,7 +29,7 @@ class StopSignal:
         self.requested = True
         for each in STOP_SIGNALS:
             if signal.getsignal(each) == self._handle:
-                signal.signal(each, signal.SIG_IGN if each == _SIGHUP else signal.SIG_DFL)
+                signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)
         # The output may be closed, or the signal may have interrupted a write to the same stream.
         with contextlib.suppress(OSError, RuntimeError):
             self._notify(
@@ -43,7 +42,9 @@ class StopSignal:
 
         SIGHUP stays ignored if it already is, as under ``nohup``.
         """
-        handled = [s for s in STOP_SIGNALS if s != _SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+        handled = [
+            s for s in STOP_SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN
+        ]
         previous = {s: signal.signal(s, self._handle) for s in handled}
         try:
             yield self

@@ -53,26 +53,17 @@ def find_model(app_state: AppState, name: str | None) -> LoadedModel:
     return models[name]
 
 
-def find_model_with_capacity(
-    request: Request, app_state: AppState, name: str | None, n: int, key: str | None = None
-) -> LoadedModel:
-    """Return a model by name, and refuse early a request that its queue has no room for.
+def check_capacity(
+    request: Request, app_state: AppState, loaded: LoadedModel, n: int, key: str | None = None
+) -> None:
+    """Refuse early ``n`` images that a model's queue has no room for.
 
     A repeated request needs no room: its idempotency ``key`` belongs to a generation that is kept.
 
     Raises:
-        ApiError: If there is no such model, or if ``n`` is too large.
+        ApiError: If ``n`` is too large.
         QueueFullError, ClosedError: If the queue would refuse ``n`` images.
     """
-    loaded = find_model(app_state, name)
-    check_capacity(request, app_state, loaded, n, key)
-    return loaded
-
-
-def check_capacity(
-    request: Request, app_state: AppState, loaded: LoadedModel, n: int, key: str | None = None
-) -> None:
-    """Refuse ``n`` images that a model's queue has no room for (``find_model_with_capacity``)."""
     if n > (limit := app_state.settings.max_images):
         raise ApiError(
             400, f"n: must be at most {limit} images per request", param="n", code="too_many"

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Depends, Form, Request, Response
 from scanline.service.api.dependencies import (
     BODY_DEPENDENCIES,
     AppStateDep,
-    find_model_with_capacity,
+    check_capacity,
+    find_model,
     png_writer,
 )
 from scanline.service.api.generation_reply import (
@@ -134,7 +135,8 @@ def _resolve(
     request: Request, app_state: AppState, body: DrawRequest, key: str | None
 ) -> tuple[LoadedModel, GenerationSpec]:
     """Find the model of a request, and build the spec of the images to draw."""
-    loaded = find_model_with_capacity(request, app_state, body.model, body.n, key)
+    loaded = find_model(app_state, body.model)
+    check_capacity(request, app_state, loaded, body.n, key)
     options = body.sampling_options()
     return loaded, build_spec(app_state, loaded, options, n=body.n, seed=body.seed)
 

@@ -46,6 +46,7 @@ def json_reply(
     headers: dict[str, str] | None = None,
     status: int = 200,
 ) -> Response:
+    """Reply with a generation as JSON."""
     return json_response(GenerationReply.of(generation, writer, output), headers, status)
 
 

@@ -233,8 +233,8 @@ def measure_http_overhead(
                     "form": form,
                     "images_per_second": round(drawn / took, 1),
                     "share": round(drawn / took / rate, 3),
-                    "loop_milliseconds_an_image": round(loop / drawn * 1e3, 4),
-                    "process_milliseconds_an_image": round(process / drawn * 1e3, 4),
+                    "loop_milliseconds_per_image": round(loop / drawn * 1e3, 4),
+                    "process_milliseconds_per_image": round(process / drawn * 1e3, 4),
                 }
             )
     return {
@@ -242,7 +242,7 @@ def measure_http_overhead(
         "hardware": f"{cpu()[0]}, {usable_cores()} cores",
         "pretended_images_per_second": rate,
         "clients": CLIENTS,
-        "images_a_request": images,
+        "images_per_request": images,
         "slots": slots,
         "forms": rows,
     }
@@ -253,7 +253,7 @@ def table(result: dict[str, Any]) -> str:
     lines = ["format          images/s  share  loop ms/image  process ms/image"]
     lines += [
         f"{row['form']:14} {row['images_per_second']:9,.0f} {row['share']:6.1%} "
-        f"{row['loop_milliseconds_an_image']:14.4f} {row['process_milliseconds_an_image']:17.4f}"
+        f"{row['loop_milliseconds_per_image']:14.4f} {row['process_milliseconds_per_image']:17.4f}"
         for row in result["forms"]
     ]
     return "\n".join(lines)

@@ -209,7 +209,7 @@ def _evaluate_inpainting(
             f"{result.seconds:.3f} s per image"
         )
 
-    training, test = _load_judge_data(checkpoint, source)
+    training, test = _load_classifier_data(checkpoint, source)
     subset = evenly_spaced(test, min(count, len(test)))
     typer.echo(f"{_title(checkpoint, test)}, {len(subset)} test images{_note(test)}")
     classifier = _load_classifier(training, epochs) if has_classes_to_learn(training) else None
@@ -233,7 +233,7 @@ def _evaluate_samples(
     )
     from scanline.model.progress import show_progress
 
-    training, test = _load_judge_data(checkpoint, source)
+    training, test = _load_classifier_data(checkpoint, source)
     check_samples(checkpoint.model.config, training, test, samples, with_label)
     classifier = _load_classifier(training, epochs)
     with show_progress(2 * samples, "image", desc="samples") as bar:
@@ -282,11 +282,11 @@ def _load_test_data(checkpoint: Checkpoint, source: DataSource, limit: int | Non
     return data.take(slice(limit)) if limit else data
 
 
-def _load_judge_data(checkpoint: Checkpoint, source: DataSource) -> tuple[Dataset, Dataset]:
+def _load_classifier_data(checkpoint: Checkpoint, source: DataSource) -> tuple[Dataset, Dataset]:
     """Load the classifier's training images and the test images."""
-    from scanline.model.training.datasets import load_judge_data
+    from scanline.model.training.datasets import load_classifier_data
 
-    return load_judge_data(checkpoint.model.config, checkpoint.facts, source)
+    return load_classifier_data(checkpoint.model.config, checkpoint.facts, source)
 
 
 def _load_classifier(training: Dataset, epochs: int | None) -> Classifier:

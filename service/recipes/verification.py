@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import BinaryIO, NamedTuple
 
@@ -85,11 +85,7 @@ def read_picture(file: BinaryIO, open_image: OpenImage) -> tuple[Recipe | None, 
 def options_of(recipe: Recipe) -> SamplingOptions:
     """Return the sampling options of a recipe."""
     return SamplingOptions(
-        label=recipe.label,
-        temperature=recipe.temperature,
-        top_p=recipe.top_p,
-        guidance=recipe.guidance,
-        particles=recipe.particles,
+        **{one.name: getattr(recipe, one.name) for one in fields(SamplingOptions)}
     )
 
 

@@ -51,7 +51,8 @@ import pytest
 
 @pytest.hookimpl(trylast=True)  # after -m and -k have selected
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.name)
+    # The tests of what has run on no device yet come first, because time may run out.
+    items.sort(key=lambda item: ("fused" not in item.nodeid and "prefill" not in item.nodeid, item.name))
     items[:] = items[int(os.environ["SHARE"])::int(os.environ["SHARES"])]
 PYTHON
 
@@ -100,12 +101,18 @@ if [ $? -eq 1 ]; then  # 124 is a timeout: a first import may be slow
 fi
 
 options=()
-stage launch-modes 45 . "$python" -m scanline.model.bench.cuda_launch_modes
-[ $? -ne 3 ] || options=(--plain)  # the server's launch mode fails, but others may work
+running=()
+launch_modes() { stage launch-modes 45 . "$python" -m scanline.model.bench.cuda_launch_modes; }
+if [[ $stages == *' bench '* ]]; then
+    launch_modes
+    [ $? -ne 3 ] || options=(--plain)  # the server's launch mode fails, but others may work
+else
+    launch_modes &
+    running+=($!)
+fi
 
 # Tests that fill or measure the device's memory run alone.
 alone='stays_flat or 32_bits'
-running=()
 models=()
 [[ $stages != *' bench '* ]] || read -ra models <<<"${MODELS:-mnist-paper cifar10-paper mnist cifar10}"
 [ -z "${SLOTS:-}" ] || options+=(--slots $SLOTS)

@@ -47,13 +47,23 @@ class Sizes:
     neighbours: int = 2_000
     images: int = 10_000
     streams: int = 16
-    stream_images: int = 64
+    stream_images: int = 128
     slots: int = 10_000
 
 
 def in_batches(images: int) -> list[tuple[int, int]]:
     """Divide images among requests; return the first image and the number of images of each."""
     return [(first, min(BATCH, images - first)) for first in range(0, images, BATCH)]
+
+
+def check_kernels(served: Served, sizes: Sizes) -> str:
+    """Check that no decoder fell back to slower kernels."""
+    decoders = [line.split("decoding with ")[1].strip() for line in served.log
+                if "decoding with " in line]  # fmt: skip
+    assert len(decoders) == len(MODELS), decoders
+    slower = [line for line in served.log if "using the Triton kernels" in line]
+    assert not slower, slower
+    return "; ".join(decoders)
 
 
 def check_samples(served: Served, sizes: Sizes) -> str:
@@ -214,9 +224,9 @@ def check_sigterm(served: Served, sizes: Sizes) -> str:
 
 Check = Callable[[Served, Sizes], str]
 CHECKS: Mapping[str, Check] = {
-    "samples": check_samples, "completion": check_completion, "scores": check_scores,
-    "stream": check_stream, "seeds": check_seeds, "throughput": check_throughput,
-    "metrics": check_metrics, "SIGTERM": check_sigterm,
+    "kernels": check_kernels, "samples": check_samples, "completion": check_completion,
+    "scores": check_scores, "stream": check_stream, "seeds": check_seeds,
+    "throughput": check_throughput, "metrics": check_metrics, "SIGTERM": check_sigterm,
 }  # fmt: skip
 
 

@@ -30,10 +30,11 @@ class Served:
     Args:
         url: URL of the server.
         process: Process of the server.
+        log: Lines of its log, to which more are added.
     """
 
-    def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
-        self.url, self.process = url, process
+    def __init__(self, url: str, process: subprocess.Popen[bytes], log: list[str]) -> None:
+        self.url, self.process, self.log = url, process, log
         self.client = httpx.Client(base_url=url, timeout=120)
         self.images: Counter[str] = Counter()  # complete images by model
         self._lock = threading.Lock()
@@ -124,19 +125,21 @@ def running_server(models: Sequence[str], options: Sequence[str]) -> Iterator[Se
         "--models", ",".join(models), *options,
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        log = threading.Thread(target=_print_log, args=(process,), daemon=True)
-        log.start()
+        lines: list[str] = []
+        reader = threading.Thread(target=_read_log, args=(process, lines), daemon=True)
+        reader.start()
         try:
             url = f"http://127.0.0.1:{port}"
             wait_ready(url, process)
-            yield Served(url, process)
+            yield Served(url, process, lines)
         finally:
             process.kill()
-            log.join()
+            reader.join()
 
 
-def _print_log(process: subprocess.Popen[bytes]) -> None:
+def _read_log(process: subprocess.Popen[bytes], lines: list[str]) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         if b" scanline.access: " not in line:
-            print(f"server| {line.decode(errors='replace')}", end="", flush=True)
+            lines.append(line.decode(errors="replace"))
+            print(f"server| {lines[-1]}", end="", flush=True)

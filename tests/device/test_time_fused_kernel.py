@@ -39,11 +39,13 @@ def test_decoders_compile_the_changed_source_inside_the_block_only() -> None:
 
 
 def test_sizes_are_timed_before_variants() -> None:
-    order = timings(["mnist", "cifar10"], [10_000, 1])
-    assert [(model, slots) for model, slots, _ in order[:4]] == [
-        ("mnist", 10_000), ("cifar10", 10_000), ("mnist", 1), ("cifar10", 1),
+    order = timings(["mnist-paper", "cifar10"], [10_000, 1])
+    assert [(model, slots, variant.name) for model, slots, variant in order[:6]] == [
+        ("mnist-paper", 10_000, ""), ("cifar10", 10_000, ""),
+        ("mnist-paper", 1, ""), ("cifar10", 1, ""),
+        ("mnist-paper", 10_000, "Triton's kernels"), ("mnist-paper", 1, "Triton's kernels"),
     ]  # fmt: skip
-    assert [variant for _, _, variant in order[4:]] == [*VARIANTS]
+    assert [variant for _, _, variant in order[6:]] == [*VARIANTS]
 
 
 def test_an_error_is_the_result_of_its_timing() -> None:

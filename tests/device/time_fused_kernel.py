@@ -1,4 +1,4 @@
-"""Timings of the fused kernel on a device: shipped sizes, and variants that might be faster.
+"""Timings of the fused kernel on a device: all sizes, Triton's kernels, and variants of it.
 
 ``python -m tests.device.time_fused_kernel`` prints a line per timing. ``check_kernels.sh`` compares
 the kernel with the reference; these timings do not.
@@ -20,6 +20,7 @@ from scanline.model.config import PRESETS
 from scanline.model.network import LinearTransformer
 
 MODELS = ("mnist-paper", "cifar10-paper", "cifar10", "mnist")
+COMPARED = ("mnist-paper", "cifar10-paper")  # models that Triton's kernels are timed with too
 SLOTS = (10_000, 1, 1_024, 64)  # the most important first, because time may run out
 MANY_ROWS = LAUNCH_CONFIGS[-1:]  # used with 10,000 images
 PREFETCH = "prefetch_state(layer, head, pair + 2 * ROUND)"
@@ -34,11 +35,13 @@ class Variant:
         name: Name in the output.
         launch_configs: Launch configurations to choose from.
         changes: Replacements in the kernel's source, as pairs of old and new text.
+        fused: False for Triton's kernels.
     """
 
     name: str
     launch_configs: tuple[LaunchConfig, ...] = LAUNCH_CONFIGS
     changes: tuple[tuple[str, str], ...] = ()
+    fused: bool = True
 
     def source(self) -> str:
         """Return the kernel's source with the changes.
@@ -52,6 +55,9 @@ class Variant:
                 raise ValueError(f"{self.name}: the source has {text.count(old)} times {old!r}")
             text = text.replace(old, new)
         return text
+
+
+TRITON = Variant("Triton's kernels", fused=False)
 
 
 def _one_block(name: str, rows: int, warps: int, states: int) -> Variant:
@@ -100,7 +106,7 @@ def time_variant(model: str, slots: int, variant: Variant, seconds: float, repea
         network = LinearTransformer(PRESETS[model]).eval()
         with compiled_source(variant.source()):
             decoder = TritonDecoder(
-                network, slots, fused=True, launch_configs=variant.launch_configs
+                network, slots, fused=variant.fused, launch_configs=variant.launch_configs
             )
         timing = time_decoder(model, decoder, seconds, repeats)
     except Exception as error:  # time the other variants after any error
@@ -108,15 +114,16 @@ def time_variant(model: str, slots: int, variant: Variant, seconds: float, repea
     finally:
         torch.cuda.empty_cache()
     return (
-        f"{name}: {timing.milliseconds_a_step * 1e3:.1f} µs per step, "
-        f"{timing.images_a_second:.0f} images/s, {timing.seconds_an_image * 1e3:.1f} ms"
+        f"{name}: {timing.milliseconds_per_step * 1e3:.1f} µs per step, "
+        f"{timing.images_per_second:.0f} images/s, {timing.seconds_per_image * 1e3:.1f} ms"
     )
 
 
 def timings(models: Sequence[str], slots: Sequence[int]) -> list[tuple[str, int, Variant]]:
-    """List the timings in order: all sizes, then the variants."""
+    """List the timings in order: all sizes, Triton's kernels for comparison, then the variants."""
     plain = [(model, n, Variant("")) for n in slots for model in models]
-    return plain + [("mnist-paper", max(slots), variant) for variant in VARIANTS]
+    compared = [(model, n, TRITON) for n in slots for model in models if model in COMPARED]
+    return plain + compared + [("mnist-paper", max(slots), variant) for variant in VARIANTS]
 
 
 def main() -> None:

@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, default=CONFIG.batch, help="images per step")
     parser.add_argument("--held-out", type=int, default=HELD_OUT, help="images for validation")
-    parser.add_argument("--reserve", type=float, default=16, help="seconds of it without training")
+    parser.add_argument("--reserve", type=float, default=40, help="seconds of it without training")
     options = parser.parse_args(arguments)
     end = time.monotonic() + options.seconds
     trainer = train_until(

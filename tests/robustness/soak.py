@@ -43,7 +43,7 @@ def _picture() -> bytes:
 
 
 def ask(client: httpx.Client, turn: int, picture: bytes) -> tuple[int, httpx.Response]:
-    """Send one request of the kind whose turn it is; return its number of images and the reply."""
+    """Send a request of kind `turn % 5`; return its number of images and the reply."""
     path = "/v1/samples"
     match turn % 5:
         case 0:

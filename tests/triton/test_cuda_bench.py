@@ -33,15 +33,15 @@ def test_run_bench_reports_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:
         [tiny], slots=[1, 2], seconds=0.01, repeats=1, progress=(lines := list[str]()).append
     )
     assert [(t.backend, t.slots) for t in report.timings] == [("triton", 1), ("triton", 2)]
-    assert all(t.images_a_second > 0 and t.gbytes_a_second > 0 for t in report.timings)
+    assert all(t.images_per_second > 0 and t.gbytes_per_second > 0 for t in report.timings)
     assert report.peaks["copy"] > 0
     assert [(t.model, t.images) for t in report.training] == [("tiny", 2)]
-    assert report.training[0].pixels_a_second > 0
+    assert report.training[0].pixels_per_second > 0
     assert bool(report.training[0].kernels) == (device.type == "cuda")
     for timing in report.timings:
         assert timing.limit == "bytes"
-        assert timing.times_limit is not None
-        copied = timing.times_limit * timing.gbytes_a_second
+        assert timing.limit_ratio is not None
+        copied = timing.limit_ratio * timing.gbytes_per_second
         assert copied == pytest.approx(report.peaks["copy"], abs=0.1)
     assert any("× bytes" in line for line in lines)
     guided = [line for line in report.notes if "2 labelled, guidance 2, top_p 0.9: " in line]

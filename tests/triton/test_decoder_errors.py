@@ -174,4 +174,4 @@ def test_create_by_name(caplog: pytest.LogCaptureFixture) -> None:
     assert isinstance(decoder, TritonDecoder)
     assert decoder.backend == "triton"
     assert "2 slots of 0.0" in caplog.text
-    assert f"decoding with the triton backend, in {decoder.precision}" in caplog.text
+    assert f"decoding with {decoder.variant} on " in caplog.text

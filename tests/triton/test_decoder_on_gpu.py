@@ -1,4 +1,7 @@
-"""Tests of the Triton decoder on a GPU: precisions, graphs, many slots, memory."""
+"""Tests of the Triton decoder on a GPU: precisions, graphs, many slots, memory.
+
+``tests/kernels/cuda/test_fused_decode_on_gpu.py`` tests the fused kernel, which is the default.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +62,9 @@ class TestTritonDecoderOnGpu:
         """Many rows use wider tiles."""
         config = replace(PRESETS["mnist-paper"], height=2, width=3, n_layers=2)
         network, inputs = network_for(config), sample_inputs(config, MANY + 70)
-        many = TritonDecoder(network, MANY + 70, graphs=graphs)
+        many = TritonDecoder(network, MANY + 70, graphs=graphs, fused=False)
         draw(many, inputs)
-        few = TritonDecoder(network, 5, graphs=graphs)
+        few = TritonDecoder(network, 5, graphs=graphs, fused=False)
         for rows in (range(5), range(MANY - 3, MANY + 2), range(MANY + 65, MANY + 70)):
             draw(few, inputs.select(list(rows)))
             assert np.array_equal(few.canvas, many.canvas[list(rows)])
@@ -77,7 +80,7 @@ class TestTritonDecoderOnGpu:
         config = replace(PRESETS["mnist-paper"], height=3)
         network, inputs = network_for(config), sample_inputs(config, 5)
         plain = draw(TritonDecoder(network, 5, precision=precision, write_interval=1), inputs)
-        assert draw(TritonDecoder(network, 5, precision=precision), inputs) == plain
+        assert draw(TritonDecoder(network, 5, precision=precision, fused=False), inputs) == plain
 
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
     @pytest.mark.parametrize("name", PRESETS)
@@ -86,10 +89,10 @@ class TestTritonDecoderOnGpu:
         config = replace(PRESETS[name], height=2)
         network, count = LinearTransformer(config), 10_000
         inputs = sample_inputs(config, 8).select([i % 8 for i in range(count)])
-        decoder = TritonDecoder(network, count, precision=precision)
+        decoder = TritonDecoder(network, count, precision=precision, fused=False)
         decoder.begin(list(range(count)), inputs)
         decoder.step(all_slots(decoder)[::-1], config.pixels)
-        alone = TritonDecoder(network, 1, precision=precision)
+        alone = TritonDecoder(network, 1, precision=precision, fused=False)
         for row in range(8):
             alone.begin([0], inputs.select([row]))
             alone.step([0], config.pixels)

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from scanline.model.atomic_files import write_atomically
 from scanline.model.data.download import DataError
 from scanline.model.paper.speech.corpus import SPLITS
 from scanline.model.paper.speech.features import log_mel
+from scanline.model.progress import show_progress
 
 # All phonemes of English, with easily confused neighbours.
 WORDS = """
@@ -73,9 +73,10 @@ def synthesise(folder: Path, counts: tuple[int, int, int], words: tuple[int, int
         DataError: If espeak-ng is not installed or fails.
     """
     wanted = [(split, n) for split, count in zip(SPLITS, counts, strict=True) for n in range(count)]
-    for split, number in tqdm(wanted, desc="speaking", unit="", leave=False, disable=None):
-        path = folder / split / f"{number:06}"
-        if not path.with_suffix(".txt").exists():
+    missing = [one for one in wanted if not (folder / one[0] / f"{one[1]:06}.txt").exists()]
+    with show_progress(len(missing), "utterance", desc="synthesising speech", leave=False) as bar:
+        for split, number in missing:
+            path = folder / split / f"{number:06}"
             rng = random.Random(f"{split} {number}")
             text = " ".join(rng.choices(WORDS, k=rng.randint(*words)))
             speed, pitch = rng.randint(130, 240), rng.randint(10, 90)
@@ -86,6 +87,7 @@ def synthesise(folder: Path, counts: tuple[int, int, int], words: tuple[int, int
             np.save(file, log_mel(sound, rate).numpy())
             write_atomically(path.with_suffix(".npy"), file.getvalue())
             write_atomically(path.with_suffix(".txt"), f"{' '.join(phonemes)}\n".encode())
+            bar.update(1)
 
 
 def add_noise(sound: Tensor, decibels: float, tilt: float, generator: torch.Generator) -> Tensor:

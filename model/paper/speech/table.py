@@ -218,10 +218,11 @@ class _Table3(Experiment[SpeechSettings]):
     ) -> Rows:
         """Yield ``train KIND`` and ``pass KIND``.
 
-        Synthetic speech is kept in a folder beside the reports, named after its numbers.
+        Synthetic speech is kept in a folder beside the reports, named after its numbers of
+        utterances and words.
         """
-        counts = "-".join(map(str, settings.utterances))
-        speech = report.path.parent / f"speech-{counts}"
+        numbers = "-".join(map(str, (*settings.utterances, *settings.words)))
+        speech = report.path.parent / f"speech-{numbers}"
 
         @cache
         def corpus() -> Corpus:

@@ -11,7 +11,7 @@ const VERDICTS = {
   edited: (n) => (n === 0 ? "The margin of this picture was changed."
     : `This picture was changed: ${countPixels(n)}, shown in red.`),
   other_arithmetic: (n) => `${countPixels(n)}, shown in red. Either the picture was changed, or it was `
-    + "drawn on a machine with different arithmetic.",
+    + "drawn on another kind of computer, which rounds differently.",
   other_weights: () => "Another model drew this picture, so it cannot be checked here.",
   resized: () => "This picture was resized or cropped after it was saved.",
   source_missing: () => "This picture is a completion. It can only be checked together with the "

@@ -32,11 +32,11 @@ def test_benchmark_reports_every_backend() -> None:
     assert [(t.backend, t.slots) for t in report.timings] == [
         ("native", 1), ("native", 3), ("reference", 1), ("reference", 3),
     ]  # fmt: skip
-    assert all(t.milliseconds_a_step > 0 and t.images_a_second > 0 for t in report.timings)
+    assert all(t.milliseconds_per_step > 0 and t.images_per_second > 0 for t in report.timings)
     for timing in report.timings:
         assert timing.limit in ("compute", "bytes")
-        assert timing.times_limit is not None
-        assert any(f"{timing.times_limit:.2f} × {timing.limit}" in line for line in lines)
+        assert timing.limit_ratio is not None
+        assert any(f"{timing.limit_ratio:.2f} × {timing.limit}" in line for line in lines)
     assert report.hardware["cpu"] in lines[0]
     assert all(peak > 0 for peak in report.peaks.values())
     with pytest.raises(ValueError, match=r"unknown model 'imagenet': choose .*mnist-paper"):
@@ -78,6 +78,6 @@ def test_native_counts_the_bytes_of_weights_and_sums(precision: Precision, slots
     decoder = NativeDecoder(network_for(config), slots, 1, precision=precision, speculate=False)
     timing = time_decoder("tiny", decoder, 0.01, 1)
     least = bytes_per_step(config, slots, precision)
-    assert timing.mbytes_a_step * 1e6 == pytest.approx(least)
-    bound = Bound("bytes", 1e-3, 2 * timing.gbytes_a_second * 1e9)
+    assert timing.mbytes_per_step * 1e6 == pytest.approx(least)
+    bound = Bound("bytes", 1e-3, 2 * timing.gbytes_per_second * 1e9)
     assert timing.with_bound(bound).bandwidth_share == pytest.approx(0.5)

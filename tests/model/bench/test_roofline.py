@@ -29,7 +29,7 @@ def test_roofline_bound_is_slower_of_compute_and_bytes(
     bound = roofline.bound(PRESETS["mnist-paper"], 64, "bf16")
     assert bound.name == limit[0]
     assert bound.seconds == pytest.approx(limit[1], rel=0.02)
-    assert bound.bytes_a_second == rate
+    assert bound.bytes_per_second == rate
 
 
 def test_bandwidth_of_too_much_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ def test_benchmark_compares_variants_of_a_step() -> None:
     lines: list[str] = []
     report = run_training_bench(["mnist"], 1, 1, lines.append, batch=1)
     variants = ["native passes", "plain torch", "native, no convolution"]
-    assert [timing.way for timing in report.timings] == variants
-    assert all(timing.images_a_second > 0 for timing in report.timings)
+    assert [timing.variant for timing in report.timings] == variants
+    assert all(timing.images_per_second > 0 for timing in report.timings)
     assert all(timing.peak_share is not None for timing in report.timings)
     assert "× plain torch; the short convolution takes" in lines[-1]
     with pytest.raises(ValueError, match="unknown preset 'mnits'"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -101,7 +100,6 @@ def test_concurrent_measurements_are_both_recorded(tmp_path: Path) -> None:
     assert after.facts["validation"] == [{"bits_per_dim": 5.5}]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("fcntl") is None, reason="Windows has no such locks")
 def test_concurrent_records_are_both_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_tiny(tmp_path)
     first, second = load_checkpoint(path), load_checkpoint(path)

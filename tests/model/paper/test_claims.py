@@ -99,7 +99,7 @@ def speech(linear: float, softmax: float = 0.05, epoch: float = 1.0) -> Rows:
     )  # fmt: skip
 
 
-# Rows on the claim's side of its line and on the other side, as near as the spread allows.
+# Rows within the claim's limits and outside, as near to them as the spread allows.
 EXAMPLES: dict[str, tuple[Rows, Rows]] = {
     "copy-softmax": (copying(0.14), copying(0.16)),
     "copy-lsh": (copying(0.24), copying(0.26)),
@@ -149,16 +149,16 @@ EXAMPLES: dict[str, tuple[Rows, Rows]] = {
 }  # fmt: skip
 
 
-def test_claim_is_undecided_if_the_spread_reaches_across_its_line() -> None:
+def test_claim_is_undecided_if_a_limit_is_within_the_spread() -> None:
     for linear in (1.0499, 1.0501):
         judged = judge(claim_named("mnist-softmax"), results("table1", images(linear)))
         assert judged.verdict == UNDECIDED
         assert judged.found.startswith("1.05 (1.04 to 1.06): linear 1.050, softmax 1.000 after")
 
 
-def test_every_claim_has_examples_and_a_line() -> None:
+def test_every_claim_has_examples_and_limits() -> None:
     assert [claim.name for claim in CLAIMS] == list(EXAMPLES)
-    assert all(claim.line for claim in CLAIMS)
+    assert all(claim.limits for claim in CLAIMS)
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=[claim.name for claim in CLAIMS])
@@ -241,6 +241,28 @@ def test_largest_batch_is_decided_by_memory_only() -> None:
     for reason, verdict in (("memory", NOT_REPRODUCED), ("4 s per step", NOT_TESTED)):
         stopped = {"cpu mnist linear 10000": row | {"stopped": reason}}
         assert judge(claim, results("supplement", rows | stopped)).verdict == verdict
+
+
+def test_speeds_on_a_gpu_count_before_those_on_a_cpu() -> None:
+    claim = claim_named("mnist-lsh-speed")
+    cpu = drawn("mnist", "lsh-1", 1.0) | drawn("mnist", "softmax", 1.0)
+    judged = judge(claim, results("supplement", cpu))
+    assert judged.verdict == NOT_REPRODUCED
+    assert ", on a CPU, which gains less from large batches" in judged.found
+    gpu = drawn("mnist", "lsh-1", 1.0, device="cuda")
+    assert judge(claim, results("supplement", cpu | gpu)).verdict == NOT_REPRODUCED
+    gpu |= drawn("mnist", "softmax", 1.5, device="cuda")
+    judged = judge(claim, results("supplement", cpu | gpu))
+    assert judged.verdict == REPRODUCED
+    assert "on a CPU" not in judged.found
+
+
+def test_latency_needs_timings_of_one_image() -> None:
+    rows = one_image("mnist", "cpu", 1.1)
+    rows.pop("cpu mnist softmax 1")
+    rows |= drawn("mnist", "softmax", 9.0, 16)
+    judged = judge(claim_named("mnist-cpu-latency"), results("supplement", rows))
+    assert judged.found == "softmax is not measured at batch size 1"
 
 
 def test_spread_of_ratios_of_timings_is_of_their_extremes() -> None:

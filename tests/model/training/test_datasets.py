@@ -1,4 +1,4 @@
-"""Tests of the selection of training, validation, test and judge data."""
+"""Tests of the selection of the data to train on, to evaluate on, and to compare samples with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scanline.model.data.published_sets import load_dataset
 from scanline.model.training import datasets
 from scanline.model.training.datasets import (
     DataSource,
-    load_judge_data,
+    load_classifier_data,
     load_test_data,
     load_training_data,
 )
@@ -76,7 +76,7 @@ def test_training_images_are_not_used_for_evaluation(
     held_out = 0 if validation is None else len(validation)
     assert held_out == (min(1000, count // 10) if hold_out is None else hold_out)
     facts = {"trained_on": dataset_fingerprint(data), "held_out": held_out}
-    training_images, test_images = load_judge_data(grey, facts, source)
+    training_images, test_images = load_classifier_data(grey, facts, source)
     measured = load_test_data(grey, facts, source)
     assert not numbers(training_images) & numbers(test_images)
     for evaluated in (measured, test_images):
@@ -86,7 +86,7 @@ def test_training_images_are_not_used_for_evaluation(
         else:
             assert "the model was trained on all of them" in evaluated.note
     if hold_out is None and held_out:  # metadata of an earlier version
-        assert numbers(load_judge_data(grey, {}, source)[1]) == numbers(validation)
+        assert numbers(load_classifier_data(grey, {}, source)[1]) == numbers(validation)
     for other in ({}, facts | {"trained_on": "other"}, facts | {"held_out": count}):
         everything = load_test_data(grey, other, source)
         assert len(everything) == count
@@ -109,7 +109,7 @@ def test_first_images_of_folder_are_of_every_class(folder_of_images: Path) -> No
     labels = load_test_data(tiny_config(), {}, source).labels
     assert labels is not None
     assert labels[:12].tolist() != sorted(labels[:12])
-    held_out = load_judge_data(tiny_config(), {}, source)[1].labels
+    held_out = load_classifier_data(tiny_config(), {}, source)[1].labels
     assert held_out is not None
     np.testing.assert_array_equal(held_out, labels[: len(held_out)])
 
@@ -167,10 +167,10 @@ def test_evaluation_uses_folder_or_test_set_of_classes(
         load_test_data(colour, {}, DataSource("mnist", data_dir=tmp_path))
 
 
-def test_single_image_cannot_be_judged_with(tmp_path: Path) -> None:
+def test_single_image_is_not_enough_to_compare_samples(tmp_path: Path) -> None:
     Image.new("L", (9, 7)).save(tmp_path / "one.png")
     with pytest.raises(ValueError, match=r"holds one image: .* at least two"):
-        load_judge_data(tiny_config(), {}, DataSource(images=tmp_path))
+        load_classifier_data(tiny_config(), {}, DataSource(images=tmp_path))
 
 
 @pytest.mark.parametrize(("hold_out", "held_out"), [(None, 4), (4, 4), (6, 6)])
@@ -202,7 +202,7 @@ def test_images_seen_by_starting_checkpoint_are_not_held_out_or_reported(
         run = {"trained_on": dataset_fingerprint(data), "held_out": held_out,
                "started_from": {"runs": [facts]}}  # fmt: skip
         measured = load_test_data(tiny_config(height=2, width=2), run, source)
-        judged = load_judge_data(tiny_config(height=2, width=2), run, source)[1]
+        judged = load_classifier_data(tiny_config(height=2, width=2), run, source)[1]
         for each in (measured, judged):
             assert numbers(each) == numbers(validation)
             assert ("an earlier run was trained on" in each.note) is (seen > 0)

@@ -26,7 +26,7 @@ def test_every_reply_format_is_measured(model: Checkpoint) -> None:
     assert [row["form"] for row in result["forms"]] == list(http_overhead.REPLY_FORMATS)
     for row in result["forms"]:
         assert 0 < row["share"] < 1
-        assert 0 < row["loop_milliseconds_an_image"] < row["process_milliseconds_an_image"]
+        assert 0 < row["loop_milliseconds_per_image"] < row["process_milliseconds_per_image"]
     assert len(http_overhead.table(result).splitlines()) == 1 + len(http_overhead.REPLY_FORMATS)
 
 

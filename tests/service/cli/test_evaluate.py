@@ -95,7 +95,7 @@ def test_evaluate_samples_and_holes_with_a_folder_of_images(
     given = ["evaluate", "--weights", weights]
     assert run_command(*given, "--images", photographs, "--samples", 9, "--label") == 1
     assert "samples must be 2 to 2" in capsys.readouterr().err
-    assert not (cache_folder / "judge").exists()  # refused before the classifier is trained
+    assert not (cache_folder / "classifiers").exists()  # refused before the classifier is trained
     judged = [*given, "--images", photographs, "--epochs", 1]
     assert run_command(*judged, "--samples", 2, "--label") == 0
     assert "2 samples, classes in the test images' proportions" in capsys.readouterr().out

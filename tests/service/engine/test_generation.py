@@ -162,7 +162,7 @@ def test_a_finished_generation_references_neither_decoder_nor_callbacks() -> Non
     kept: dict[str, weakref.ref[Any]] = {
         "the pixels of every slot": weakref.ref(decoder.canvas),
         "their positions": weakref.ref(decoder.positions),
-        "whoever waited": weakref.ref(reader),
+        "the reader": weakref.ref(reader),
     }
     del decoder, engine, gate, reader
     gc.collect()
