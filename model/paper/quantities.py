@@ -245,7 +245,8 @@ def error_difference(first: tuple[str, ...], second: str) -> Measure:
         value = 100 * (best["error_rate"] - points[-1]["error_rate"])
         error = 100 * Z_95 * math.hypot(best["standard_error"], points[-1]["standard_error"])
         said = ", ".join(
-            f"{run['kind']} {100 * point['error_rate']:.2f} %"
+            f"{run['kind']} {100 * point['error_rate']:.2f} % "
+            f"({run['steps'] / run['epoch_steps']:.1f} epochs)"
             for run, point in zip(runs, points, strict=True)
         )
         return Quantity(value, value - error, value + error, said)
