@@ -15,15 +15,8 @@ from numpy.typing import NDArray
 from scanline.model.config import PRESETS
 from scanline.model.data.published_sets import load_dataset
 from scanline.model.paper.budget import Marks
-from scanline.model.paper.image_tables import (
-    PAIR_BITS,
-    TABLE1,
-    TABLE2,
-    ImageTableSettings,
-    ImageTraining,
-    common_mark,
-    unlabelled,
-)
+from scanline.model.paper.image_tables import PAIR_BITS, TABLE1, TABLE2, common_mark
+from scanline.model.paper.image_training import ImageTableSettings, ImageTraining, unlabelled
 from scanline.model.paper.report import Report
 from tests.dataset_files import write_mnist
 from tests.model.paper.fixtures import CPU, trained
