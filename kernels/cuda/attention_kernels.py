@@ -131,16 +131,15 @@ def grad_q(
         b_k = load_rows(p_k, k_stride, o_t, o_k, m_tk, ELU)
         b_d = tl.load(p_d + o_t * H, mask=m_t, other=1.0)
         b_gd = tl.sum(b_go * b_o, 1)
-        # Triton 3.6 cannot compile heads of 20 features if the sum below starts with this product.
-        b_gz = b_gd[:, None] * b_z[None, :]
+        # Triton 3.6 cannot compile heads of 20 features if the sum starts with the product itself.
+        b_g = tl.zeros([BT, BW], tl.float32) - b_gd[:, None] * b_z[None, :]
         b_z += tl.sum(b_k, 0)
         b_go, b_v = to_operand(b_go, PRECISION), to_operand(b_v, PRECISION)
         b_k = to_operand(b_k, PRECISION)
         b_a = dot(b_go, tl.trans(b_v), tl.zeros([BT, BT], tl.float32), PRECISION)
         b_a = tl.where(o_t[:, None] >= o_t[None, :], b_a - b_gd[:, None], 0.0)
-        b_g = dot(b_go, to_operand(b_s, PRECISION), tl.zeros([BT, BW], tl.float32), PRECISION)
-        b_g = dot(to_operand(b_a, PRECISION), b_k, b_g, PRECISION)
-        b_g = (b_g - b_gz) / b_d[:, None]
+        b_g = dot(b_go, to_operand(b_s, PRECISION), b_g, PRECISION)
+        b_g = dot(to_operand(b_a, PRECISION), b_k, b_g, PRECISION) / b_d[:, None]
         if ELU:
             b_g *= feature_derivative(p_q, q_stride, o_t, o_k, m_tk)
         o_g = o_t[:, None] * (H * (2 * K + V)) + o_k[None, :]

@@ -6,8 +6,8 @@ For each ISA, best first, a build is taken from
 2. the cache, if this compiler built it before;
 3. the system's compiler, which builds it into the cache.
 
-Without a compiler, any compiler's build in the cache is used. The hash of sources and flags is part
-of every file name, so a build of other sources is never loaded.
+Without a compiler, the package's build or any compiler's in the cache is used. The hash of sources
+and flags is part of every file name, so a build of other sources is never loaded.
 
 Environment variables: ``CXX`` is the compiler command, ``SCANLINE_CACHE`` the folder of builds
 (default ``~/.cache/scanline``), ``SCANLINE_CXXFLAGS`` adds compiler flags (such as
@@ -16,6 +16,8 @@ Environment variables: ``CXX`` is the compiler command, ``SCANLINE_CACHE`` the f
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -44,7 +46,10 @@ FLAGS = (
 COMPILE_TIMEOUT = 300  # seconds
 # Matches what g++ and clang++ print if one of their subprocesses was killed. Their exit status does
 # not tell this from a compile error.
-_KILLED = re.compile(r"\w+ signal terminated program \w+|command: (Killed|Terminated)")
+_KILLED = re.compile(
+    r"\w+ signal terminated program \w+|command: (Killed|Terminated)"
+    r"|out of memory|virtual memory exhausted"
+)
 _FULL = "No space left on device"
 _NOEXEC = getattr(os, "ST_NOEXEC", 0)  # only Linux has it
 INSTALL = "install g++ (`apt-get install g++`) or clang, or set CXX to a compiler"
@@ -95,15 +100,42 @@ def _cache() -> Path:
         raise NativeBuildError(str(error)) from error
 
 
+def _run(
+    command: Sequence[str], timeout: float | None, env: dict[str, str]
+) -> tuple[int, str, str]:
+    """Run a command and return its status and output. If this fails, end all that it started."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+        process_group=0,
+    )  # fmt: skip
+
+    def kill() -> None:  # a driver does not end the compiler that it runs
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    atexit.register(kill)  # Ctrl-C does not reach another process group
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except BaseException:
+        kill()
+        process.communicate()
+        raise
+    finally:
+        atexit.unregister(kill)
+    if process.returncode < 0:
+        kill()
+    return process.returncode, stdout, stderr
+
+
 def run_compiler(
     command: Sequence[str], folder: Path | None = None, timeout: float | None = COMPILE_TIMEOUT
 ) -> str:
     """Run a compiler with its temporary files in ``folder``, and return its output."""
-    env = os.environ | ({} if folder is None else {"TMPDIR": str(folder)})
+    env = os.environ | {"LC_ALL": "C"}  # English messages
+    if folder is not None:
+        env["TMPDIR"] = str(folder)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=timeout, env=env
-        )
+        returncode, stdout, stderr = _run(command, timeout, env)
     except OSError as error:
         raise NativeBuildError(f"{command[0]} cannot be run ({error}): {INSTALL}") from error
     except subprocess.TimeoutExpired as error:
@@ -111,29 +143,28 @@ def run_compiler(
             f"{shlex.join(command)} took longer than {timeout} s and was stopped: try "
             "again when the machine is less busy"
         ) from error
-    if done.returncode < 0:
-        name = signal.strsignal(-done.returncode) or "unknown"
-        lines = done.stderr.strip().splitlines()
+    if returncode < 0:
+        name = signal.strsignal(-returncode) or "unknown"
+        lines = stderr.strip().splitlines()
         output = f", with the output {lines[0]!r}" if lines else ""
         raise InterruptedBuildError(
-            f"{shlex.join(command)} was killed by signal {-done.returncode} ({name}){output}: "
-            "try again"
+            f"{shlex.join(command)} was killed by signal {-returncode} ({name}){output}: try again"
         )
-    if done.returncode != 0:
-        if killed := _KILLED.search(done.stderr):
+    if returncode != 0:
+        if killed := _KILLED.search(stderr):
             raise InterruptedBuildError(
                 f"{shlex.join(command)} was killed ({killed[0]}), perhaps because memory is short: "
                 "try again"
             )
-        lines = done.stderr.strip().splitlines() or ["no output"]
+        lines = stderr.strip().splitlines() or ["no output"]
         reason = next((line for line in lines if _FULL in line or "error" in line), lines[0])
-        if _FULL in done.stderr:
+        if _FULL in stderr:
             raise FullDiskError(
                 f"the disk is full ({reason}): free some space, or set SCANLINE_CACHE to a folder "
                 "on another disk"
             )
         raise NativeBuildError(f"{shlex.join(command)} failed ({reason}); set CXX to another one")
-    return done.stdout
+    return stdout
 
 
 def check_isa(isa: str) -> None:
@@ -189,7 +220,8 @@ def _load(isa: str, source: Path) -> ctypes.CDLL:
         compiler = find_compiler()
     except NativeBuildError:
         # Without a compiler use any compiler's build of this source, the newest first.
-        for path in sorted(_cache().glob(f"{_stem(isa, source)}-*.so"), key=_age):
+        built = sorted(_cache().glob(f"{_stem(isa, source)}-*.so"), key=_age)
+        for path in [prebuilt] * prebuilt.is_file() + built:
             if library := _open(path):
                 return library
         raise

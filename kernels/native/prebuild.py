@@ -8,7 +8,6 @@ the wheels of a release.
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import sys
@@ -25,7 +24,7 @@ from scanline.kernels.native.build import (
     prebuilt_name,
     run_compiler,
 )
-from scanline.kernels.native.cpu import machine_isas
+from scanline.kernels.native.cpu import machine_isas, usable_cores
 
 
 def prebuild(machine: str, folder: Path) -> list[Path]:
@@ -49,7 +48,7 @@ def prebuild(machine: str, folder: Path) -> list[Path]:
         return path
 
     jobs = [(isa, source) for source in (DECODER, TRAINING) for isa in machine_isas(machine)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         return list(pool.map(compile_one, *zip(*jobs, strict=True)))
 
 

@@ -92,13 +92,14 @@ class ModelReply(BaseModel):
 class ModelList(BaseModel):
     """List of the served models, the default first."""
 
-    model_config = example(object="list", data=[_MODEL], watched=False)
+    model_config = example(object="list", data=[_MODEL], watched=False, max_images=256)
 
     object: Literal["list"] = "list"
     data: list[ModelReply]
     watched: Annotated[
         bool, Field(description="True if the server loads changed files of models by itself.")
     ]
+    max_images: Annotated[int, Field(description="Largest `n` of a request.")]
 
 
 class FailedModel(BaseModel):

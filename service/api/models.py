@@ -20,7 +20,7 @@ async def list_models(app_state: AppStateDep) -> ModelList:
     find_model(app_state, None)  # 503 while they load, because an empty list would mean no models
     models = [ModelReply.of(name, model) for name, model in app_state.models.items()]
     watched = app_state.reloader is not None and app_state.settings.watches_weights
-    return ModelList(data=models, watched=watched)
+    return ModelList(data=models, watched=watched, max_images=app_state.settings.max_images)
 
 
 # Before the next route, whose path would match too.

@@ -214,3 +214,15 @@ def url_hash(page: Page) -> str:
     """Return the hash of the page's address."""
     address: str = page.url
     return "#" + address.partition("#")[2]
+
+
+def change_models(page: Page, change: Callable[[dict[str, Any]], object]) -> None:
+    """Load the page again with another reply of ``/v1/models``."""
+
+    def answer(route: Route) -> None:
+        reply = route.fetch().json()
+        change(reply)
+        route.fulfill(json=reply)
+
+    page.route("**/v1/models", answer)
+    page.reload()

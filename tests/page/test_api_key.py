@@ -31,7 +31,7 @@ def test_declined_prompt_is_not_repeated(visit: Open) -> None:
     with listening(app, lambda: app_state.ready) as url:
         page = visit(url=url, allowed=["401"])
         page.click("text=Not now")
-        expect(page.locator("#loading")).to_contain_text("asks for a key")
+        expect(page.locator("#loading")).to_contain_text("needs an API key")
         requested: list[str] = []
         page.on("request", lambda request: requested.append(request.url))
         page.wait_for_timeout(1200)  # longer than the retry interval
@@ -56,7 +56,7 @@ def test_prompt_is_repeated_after_next_click(visit: Open) -> None:
         page.click("#draw-form button[type=submit]")
         expect(page.locator("#key-dialog")).to_be_visible()
         page.keyboard.press("Escape")
-        expect(page.locator("#draw [role=alert]")).to_contain_text("asks for a key")
+        expect(page.locator("#draw [role=alert]")).to_contain_text("needs an API key")
 
 
 @pytest.mark.parametrize("secret", ["“open sesame”", "schlüssel", "ключ"])

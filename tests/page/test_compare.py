@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.page.helpers import (
     Open,
+    change_models,
     expect,
     open_settings,
     pixels,
@@ -24,6 +26,18 @@ if TYPE_CHECKING:
 
 def drawn(page: Page) -> list[list[int]]:
     return pixels(page, "#draw .image-grid li:not(.heading) canvas:not(.heatmap)")
+
+
+def test_link_of_a_comparison_by_class_keeps_its_guidance(visit: Open) -> None:
+    page = visit()
+    wait_until_drawn(page)
+    page.evaluate("history.replaceState(null, '', '#draw?n=1&seed=5&by=label&guidance=5')")
+    change_models(page, lambda reply: reply["data"][0].update(guidance=2.0))
+    wait_until_drawn(page)
+    assert "guidance=5" in url_hash(page)
+    with page.expect_request("**/v1/samples") as request:
+        page.click("#draw-form button[type=submit]")
+    assert json.loads(request.value.post_data or "")["guidance"] == 5
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,17 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pytest
 
 from scanline.service.state.app_state import AppState
-from tests.page.helpers import Open, expect, fill_setting, pick_model, wait_until_drawn
+from tests.page.helpers import (
+    Open,
+    change_models,
+    expect,
+    fill_setting,
+    pick_model,
+    wait_until_drawn,
+)
 from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import GREY, until
 
@@ -52,6 +60,35 @@ def test_bad_gateway_is_retried(visit: Open) -> None:
     expect(page.locator("#draw [data-status-panel]")).to_contain_text("Reconnecting in")
     wait_until_drawn(page)
     assert len(requested) == 3
+
+
+def test_requests_keep_to_the_limit_of_the_server(visit: Open) -> None:
+    page = visit()
+    wait_until_drawn(page)
+    change_models(page, lambda reply: reply.update(max_images=3))
+    wait_until_drawn(page)
+    assert page.locator("#draw .image-grid li").count() == 3
+    page.click("nav >> text=Complete")
+    with page.expect_request("**/v1/completions") as request:
+        page.click("#complete-form button[type=submit]")
+    assert 'name="n"\r\n\r\n3\r\n' in (request.value.post_data or "")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("quota_exceeded", "You have drawn as much as you may in a minute."),
+        ("too_many_in_flight", "Your earlier pictures are still being drawn."),
+    ],
+)
+def test_reason_of_a_refusal_is_said(visit: Open, code: str, reason: str) -> None:
+    page = visit(allowed=["429"])
+    wait_until_drawn(page)
+    error = {"message": "no", "type": "x", "param": None, "code": code}
+    answer_first(page, 1, status=429, headers={"Retry-After": "1"}, json={"error": error})
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw [data-status-panel]")).to_contain_text(f"{reason} Trying again")
+    wait_until_drawn(page)
 
 
 def test_full_server_is_retried(visit: Open) -> None:

@@ -159,7 +159,7 @@ def test_unknown_class_is_reported(visit: Open, view: str) -> None:
     link = f"{requested}&image={image}" if view == "complete" else requested
     page = visit(link)
     alert = page.locator(f"#{view} [role=alert]")
-    expect(alert).to_have_text("This model has no class “dragon”.")
+    expect(alert).to_have_text("This model has no class “dragon”. Choose another one.")
     assert url_hash(page) == link
     expect(page.locator(f"#{view} .image-grid li")).to_have_count(0)
 
@@ -198,7 +198,7 @@ def test_link_with_sampling_fields_only(visit: Open) -> None:
 def test_damaged_picture_in_link_is_reported(visit: Open, view: str) -> None:
     page = visit(f"#{view}?image=%25%25")
     expect(page.locator(f"#{view} [data-status-panel]").first).to_contain_text(
-        "It is not a picture."
+        "The picture in this link is damaged."
     )
 
 

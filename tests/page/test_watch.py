@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
@@ -34,9 +35,9 @@ MODELS = {"grey": GREY, "colour": COLOUR}
 PICTURE, BARS = "[data-dice-picture]", "[data-dice-charts] canvas"
 
 
-def open_stage(visit: Open, fragment: str = "#watch?seed=5") -> Page:
+def open_stage(visit: Open, fragment: str = "#watch?seed=5", **options: Any) -> Page:
     """Open the view, which waits before an uncertain pixel because motion is reduced."""
-    page: Page = visit(fragment)
+    page: Page = visit(fragment, **options)
     expect(page.locator("[data-dice-roll]")).to_be_enabled()
     expect(page.locator("[data-dice-verdict]")).to_contain_text("Next:")
     return page
@@ -112,6 +113,44 @@ def test_visitor_chooses_a_value(visit: Open) -> None:
     expect(page.locator("#watch [data-status-panel]")).to_contain_text("You chose 255, white")
     expect(page.locator("[data-dice-count]")).to_contain_text(f"{start + 1} of")
     assert painted(page, GREY)[-1] == [255]
+
+
+def test_visitor_chooses_a_value_with_the_keyboard(visit: Open) -> None:
+    page = open_stage(visit)
+    start, bars = position(page), page.locator(BARS)
+    expect(bars).to_have_role("slider")
+    bars.focus()
+    for key in [*["PageUp"] * 16, "ArrowLeft"]:
+        page.keyboard.press(key)
+    assert re.match(r"254: .*%", bars.evaluate("canvas => canvas.ariaValueText"))
+    page.keyboard.press("Enter")
+    expect(page.locator("#watch [data-status-panel]")).to_contain_text("You chose 254, white")
+    expect(page.locator("[data-dice-count]")).to_contain_text(f"{start + 1} of")
+    assert painted(page, GREY)[-1] == [254]
+
+
+def test_a_failed_choice_is_undone_and_said(visit: Open) -> None:
+    page = open_stage(visit, allowed=["500"])
+    start, before = position(page), painted(page, GREY)
+    error = {"message": "the picture could not be drawn", "code": "generation_failed"}
+    page.route("**/v1/completions", lambda route: route.fulfill(status=500, json={"error": error}))
+    rect = box(page, BARS)
+    page.mouse.click(rect["right"] - 9, rect["y"] + rect["height"] / 2)
+    expect(page.locator("#watch [role=alert]")).to_have_text("The picture could not be drawn.")
+    assert (position(page), painted(page, GREY)) == (start, before)
+    page.click("[data-dice-roll]")
+    expect(page.locator("[data-dice-count]")).to_contain_text(f"{start + 1} of")
+
+
+def test_a_slider_moved_after_the_last_pixel_draws_the_whole_picture_again(visit: Open) -> None:
+    page = open_stage(visit)
+    page.click("[data-dice-finish]")
+    expect(page.locator("#watch [data-status-panel]")).to_contain_text("pixels are drawn.")
+    with page.expect_request("**/v1/samples") as request:
+        set_slider(page, "[data-dice-sampling] [name=temperature]", 0.4)
+    sent = json.loads(request.value.post_data or "")
+    assert (sent["seed"], sent["temperature"]) == (5, 0.4)
+    expect(page.locator("#watch [data-share-open]")).to_be_visible()
 
 
 def test_changes_are_undone_one_by_one(visit: Open) -> None:

@@ -3,6 +3,10 @@
 import { ApiKey } from "./api-key.js";
 
 export const MAX_TRIES = 8;
+const BUSY = { // why a request is refused for now, by the error's code
+  quota_exceeded: "You have drawn as much as you may in a minute. Trying again",
+  too_many_in_flight: "Your earlier pictures are still being drawn. Trying again",
+};
 const FIRST_DELAY = 0.25; // seconds
 const LONGEST_DELAY = 15;
 
@@ -23,18 +27,29 @@ export class ApiError extends Error {
   }
 }
 
+/** Thrown if the connection to the server fails. */
+export class ConnectionError extends Error {}
+
+/** Await a network operation. Browsers report a lost connection as a TypeError, as mistakes in a program. */
+export const fromNetwork = (promise) => promise.catch((error) => {
+  throw error instanceof TypeError ? new ConnectionError(error.message) : error;
+});
+
+/** Read the JSON of a response. */
+export const readJson = (response) => fromNetwork(response.json());
+
 /**
  * Fetch a path of this server, asking the visitor for an API key if the server requires one.
  *
  * @throws {ApiError} on an error response
- * @throws {TypeError} if the connection fails
+ * @throws {ConnectionError} if the connection fails
  */
 export async function call(path, init = {}) {
   for (;;) {
     const headers = new Headers(init.headers);
     const sent = apiKey.value;
     if (sent) headers.set("Authorization", `Bearer ${toHeaderValue(sent)}`);
-    const response = await fetch(path, { ...init, headers });
+    const response = await fromNetwork(fetch(path, { ...init, headers }));
     if (response.ok) return response;
     if (response.status === 401 && (await apiKey.prompt(sent))) continue;
     const body = await response.json().catch(() => null);
@@ -75,7 +90,8 @@ export async function withRetries(
 /** Wait before the next try, and report the reason and the time left. */
 export async function waitBeforeRetry(error, tries, onStatus, signal) {
   const busy = error.status === 429;
-  const reason = busy ? "The server is full. Trying again" : "Connection lost. Reconnecting";
+  const reason = busy ? (BUSY[error.code] ?? "The server is full. Trying again")
+    : "Connection lost. Reconnecting";
   const delay = busy ? error.retryAfter : backoff(tries);
   for (let left = delay; left > 0; left -= 1) {
     const seconds = Math.ceil(left);
@@ -86,7 +102,7 @@ export async function waitBeforeRetry(error, tries, onStatus, signal) {
 }
 
 /** Return true if the server is unreachable, starting or shutting down. */
-export const isUnavailable = (error) => error instanceof TypeError || error.status > 501;
+export const isUnavailable = (error) => error instanceof ConnectionError || error.status > 501;
 
 /** Return the seconds before a try: exponential backoff with jitter. */
 function backoff(tries) {
@@ -120,7 +136,7 @@ export function post(path, body, signal) {
 
 /** POST JSON and return the JSON of the response. */
 export async function postJson(path, body, signal) {
-  return (await post(path, body, signal)).json();
+  return readJson(await post(path, body, signal));
 }
 
 /** POST a multipart form with one PNG or several, and return the response. */
@@ -144,7 +160,7 @@ export async function scoreImages(model, pngs, label, signal, onStatus) {
   const fields = { model: model.id, per_pixel: "true", ...(label ? { label } : {}) };
   const response = await withRetries(
     () => postImages("v1/score", fields, pngs, signal), signal, { onStatus });
-  return (await response.json()).data;
+  return (await readJson(response)).data;
 }
 
 /**
@@ -175,11 +191,13 @@ export function throwLoadError() {
 
 /** Describe an error in plain words. */
 export function describeError(error) {
-  if (error instanceof ApiError && error.status === 401) return "This server asks for a key.";
+  if (error instanceof ApiError && error.status === 401) return "This server needs an API key. Try again to enter it.";
   if (error instanceof ApiError && error.status > 501) {
     return "The server is starting or shutting down. Try again in a moment.";
   }
-  if (error instanceof TypeError) return "The server cannot be reached. Is it still running?";
+  if (error instanceof ConnectionError) {
+    return "The server cannot be reached. Check your connection and try again.";
+  }
   const sentence = String(error.message);
   const reload = error.code === "model_not_found" ? " Reload the page." : "";
   const end = sentence.endsWith(".") ? "" : ".";

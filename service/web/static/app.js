@@ -1,7 +1,7 @@
 /** Entry point of the page: its views, its models, and navigation by the address. */
 
 import { VIEWS, readAddress, toHash, writeAddress } from "./address.js";
-import { apiKey, call, describeError, throwLoadError, withRetries } from "./api.js";
+import { apiKey, call, describeError, readJson, throwLoadError, withRetries } from "./api.js";
 import { listenForFiles } from "./file-drop.js";
 import { ModelPicker, modelTitle } from "./model-picker.js";
 import { readRecipe } from "./recipe.js";
@@ -29,7 +29,7 @@ async function loadModels(notice) {
   const keyButton = document.getElementById("enter-key");
   for (;;) {
     try {
-      return await (await call("v1/models")).json();
+      return await readJson(await call("v1/models"));
     } catch (error) {
       keyButton.hidden = error.status !== 401;
       if (!keyButton.hidden) {
@@ -52,10 +52,11 @@ async function loadModels(notice) {
  * recreate what it shows.
  */
 class Page {
-  /** @param {{data: object[], watched: boolean}} list the reply of `v1/models` */
-  constructor({ data: models, watched }) {
+  /** @param {{data: object[], watched: boolean, max_images: number}} list the reply of `v1/models` */
+  constructor({ data: models, watched, max_images: maxImages }) {
     this.models = models;
     this.watched = watched; // whether the server loads changed models
+    this.maxImages = maxImages; // per request
     this.hashes = {}; // the link of what each view shows
     this.scrollPositions = {}; // by view
     this.viewer = new Viewer(this);
@@ -201,7 +202,7 @@ class Page {
     if (model && model !== this.model.id) this.setModel(model);
     const exists = !model || model === this.model.id;
     this.showNotice(exists ? null
-      : `There is no model “${model}” here. This is ${this.model.id}.`);
+      : `There is no model “${model}” here. “${this.model.id}” draws instead.`);
     this.requested = requested;
     const { hash } = location;
     const loaded = await this.loadView(view); // before showing it, because visible controls must work
@@ -293,6 +294,11 @@ const landing = document.getElementById("draw");
 if ((readAddress()?.view ?? "draw") === "draw") { // its first lines can be read while the models load
   landing.classList.add("waiting");
   landing.hidden = false;
+}
+if (!HTMLElement.prototype.togglePopover || !Element.prototype.checkVisibility || !Map.groupBy) {
+  notice.querySelector("[role=status]").textContent =
+    "This page needs a newer browser: Chrome or Firefox 125, Safari 17.4, or later.";
+  throw new Error("the browser is too old");
 }
 const reloadButton = document.getElementById("reload");
 reloadButton.addEventListener("click", () => location.reload());

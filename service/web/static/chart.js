@@ -34,22 +34,26 @@ export function connectScale(fieldset, name, initial, onChange) {
   return scale;
 }
 
-/** Chart of one channel; a click or drag picks a value. */
+/**
+ * Chart of one channel. A click picks a value, and so do the arrow keys with Enter; with `drag`, also
+ * a drag.
+ */
 export class Chart {
   /**
    * @param {HTMLCanvasElement} canvas
    * @param {number | null} channel 0, 1 or 2 for red, green or blue; null for brightness
    * @param {(value: number) => void} onPick
+   * @param {{drag?: boolean}} options
    */
-  constructor(canvas, channel, onPick) {
+  constructor(canvas, channel, onPick, { drag = false } = {}) {
     this.canvas = canvas;
     this.channel = channel;
     this.linear = false;
     this.content = null;
     this.hovered = null;
     new ResizeObserver(() => this.draw()).observe(canvas);
-    const dragged = ({ pointerId, pointerType }) =>
-      pointerType !== "touch" && canvas.hasPointerCapture(pointerId); // a finger may be scrolling
+    const dragged = ({ pointerId, pointerType }) => // a finger may be scrolling
+      drag && pointerType !== "touch" && canvas.hasPointerCapture(pointerId);
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button === 0 && this.content) canvas.setPointerCapture(event.pointerId);
     });
@@ -60,6 +64,28 @@ export class Chart {
       else this.draw();
     });
     canvas.addEventListener("pointerleave", () => { this.hovered = null; this.draw(); });
+    canvas.addEventListener("blur", () => { this.hovered = null; this.draw(); });
+    canvas.tabIndex = 0;
+    canvas.setAttribute("role", "slider");
+    Object.assign(canvas, { ariaValueMin: "0", ariaValueMax: "255", ariaValueNow: "0" });
+    canvas.addEventListener("keydown", (event) => this.onKey(event, onPick));
+  }
+
+  /** Move to another value with the arrow keys, to one 16 away with Page Up and Down; pick it with Enter. */
+  onKey(event, onPick) {
+    const step = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -16, PageUp: 16 }[event.key];
+    if (!this.content || (!step && event.key !== "Enter")) return;
+    event.preventDefault();
+    const { probabilities } = this.content;
+    const value = this.hovered ?? probabilities.indexOf(Math.max(...probabilities));
+    if (!step) {
+      onPick(value);
+      return;
+    }
+    this.hovered = Math.min(255, Math.max(0, value + step));
+    this.canvas.ariaValueNow = this.hovered;
+    this.canvas.ariaValueText = `${this.hovered}: ${formatPercent(probabilities[this.hovered])}`;
+    this.draw();
   }
 
   /**

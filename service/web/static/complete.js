@@ -33,6 +33,8 @@ export class CompleteView {
     this.tools = new EditorTools(this.form, this.editor);
     this.examples = new ExampleStrip(byId("editor-status"), (picture) => this.openExample(picture));
     this.sketches = new SketchStore(this.editor);
+    const { n } = this.form.elements;
+    n.max = Math.min(n.max, page.maxImages);
     this.paperOffer = new PaperOffer(byId("light-paper"), (paper) => {
       this.editor.invertPaper(paper);
       byId("editor").focus();
@@ -66,7 +68,7 @@ export class CompleteView {
     const { rows, label, colour } = this.form.elements;
     rows.max = model.height - 1;
     const names = ["", ...model.classes];
-    label.replaceChildren(...names.map((name) => new Option(name || "anything", name)));
+    label.replaceChildren(...names.map((name) => new Option(name || "not specified", name)));
     label.closest(".field").hidden = model.classes.length === 0;
     this.sampling.setModel(model);
     this.onSettingsChange();
@@ -98,7 +100,7 @@ export class CompleteView {
         this.editor.load(await decodeFile(fromBase64Url(fields.get("image")), () => this.model));
         this.lookahead.setFromLink(fields.get("particles"));
       } catch (error) {
-        this.grid.status.showError(`The link's picture is damaged. ${describeError(error)}`);
+        this.grid.status.showError(describeError(error));
         return;
       }
       if (label.value !== wanted) {
@@ -241,7 +243,9 @@ export class CompleteView {
     Object.assign(this.editor, sketch.state);
     this.editor.update();
     if (this.editor.blank) this.tools.selectPen(model.width);
-    this.setStatus("This is the picture that you had not completed yet.");
+    const { blank, lowestRow } = this.editor;
+    this.setStatus(blank && lowestRow === null ? DRAW_HINT
+      : "This is the picture that you had not completed yet.");
     return true;
   }
 

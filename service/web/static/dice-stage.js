@@ -39,7 +39,7 @@ export class DiceStage {
       .map((name) => [name, find(name)]));
     this.controls = new StageControls(element, {
       onClass: () => this.begin(),
-      onSampling: () => this.redraw(this.at),
+      onSampling: () => this.redraw(this.at % this.total, this.at), // a complete picture from its start
       onDrag: () => this.onDrag(),
     });
     this.bars = new PixelBars(element, () => this.controls.values, (channel, value) =>
@@ -72,14 +72,17 @@ export class DiceStage {
     return pixelCount(this.model);
   }
 
-  /** Run an action and report its error, unless it was aborted. */
+  /** Run an action and return true if it succeeds. Report its error, unless it was aborted. */
   async guard(act) {
     try {
       await act();
+      return true;
     } catch (error) {
-      if (error.name === "AbortError") return;
-      this.halt();
-      this.host.onError(error);
+      if (error.name !== "AbortError") {
+        this.halt();
+        this.host.onError(error);
+      }
+      return false;
     }
   }
 
@@ -99,7 +102,7 @@ export class DiceStage {
    *
    * @param {object} options
    * @param {URLSearchParams | null} options.link fields of a link, instead of the controls
-   * @param {boolean} options.autoplay begin to play; otherwise stop before a pixel that is open
+   * @param {boolean} options.autoplay begin to play; otherwise stop before an uncertain pixel
    */
   begin({ link = null, autoplay = true } = {}) {
     return this.guard(async () => {
@@ -108,7 +111,7 @@ export class DiceStage {
       this.host.onPicture(this.controls.source);
       await this.draw(0);
       if (autoplay && !reducedMotion.matches) await this.play();
-      else await this.show(this.odds.mostOpenPixel());
+      else await this.show(this.odds.mostUncertainPixel());
     });
   }
 
@@ -134,8 +137,8 @@ export class DiceStage {
   }
 
   /**
-   * Draw the pixels from `from` on again with the sampling values of the sliders. Undo returns to
-   * position `before`.
+   * Draw the pixels from `from` on again with the sampling values of the sliders. Undo, and a
+   * failure, return to position `before`.
    */
   redraw(from, before = from) {
     if (!this.odds) return this.controls.source && this.begin(); // not drawn yet
@@ -144,7 +147,12 @@ export class DiceStage {
       this.saveUndo(before);
       this.controls.applySampling();
       this.modified ||= from > 0;
-      await this.draw(from);
+      try {
+        await this.draw(from);
+      } catch (error) {
+        if (error.name !== "AbortError") await this.undo();
+        throw error;
+      }
       this.host.onPicture(this.modified ? null : this.controls.source);
       if (playing) await this.play();
       else await this.showAt(from);
@@ -279,11 +287,10 @@ export class DiceStage {
     picture.values[p * channels + channel] = value;
     const text = `You chose ${bars.describe([...picture.values.subarray(p * channels, (p + 1) * channels)])}.`;
     this.move(p + 1);
-    await this.redraw(p + 1, p);
-    this.host.onStatus(text);
+    if (await this.redraw(p + 1, p)) this.host.onStatus(text);
   }
 
-  /** Move to a position: so many pixels are painted. */
+  /** Move to a position, and paint the pixels before it. */
   move(position) {
     this.at = position;
     this.player.seek(position);

@@ -57,8 +57,7 @@ export class DrawView {
     if (name === "by") this.limitCount();
     const seed = this.form.elements.seed.value ? null : this.seed;
     const scroll = name === "label" || name === "by";
-    if (scroll) this.draw({ seed, scroll });
-    else this.timer = setTimeout(() => this.draw({ seed, push: true }), REDRAW_MS);
+    this.timer = setTimeout(() => this.draw({ seed, scroll, push: true }), REDRAW_MS);
   }
 
   /** Limit "How many" to the columns of a comparison, and restore it afterwards. */
@@ -66,7 +65,7 @@ export class DrawView {
     const { n, by } = this.form.elements;
     const comparing = Boolean(by.value);
     document.getElementById("draw-n-label").textContent = comparing ? "How many per row" : "How many";
-    n.max = comparing ? MAX_COLUMNS : MAX_COUNT;
+    n.max = Math.min(comparing ? MAX_COLUMNS : MAX_COUNT, this.page.maxImages);
     if (comparing) {
       this.countBefore ??= n.value; // `draw` reduces the value to the new maximum
     } else if (this.countBefore) {
@@ -131,7 +130,9 @@ export class DrawView {
   open(fields) {
     const seed = parseSeed(fields);
     const { n, by } = this.form.elements;
-    const label = resolveClass(this.model, fields.get("label") ?? "");
+    // The link of a comparison that ignores the class names none.
+    const ignoresClass = IGNORED_FIELDS[fields.get("by")] && usesGuidance(this.model);
+    const label = resolveClass(this.model, fields.get("label") ?? (ignoresClass ? "random" : ""));
     if (label === "random" && this.model.classes.length && !this.classInput(label)) {
       this.addClass(label, "any class");
     }

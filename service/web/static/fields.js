@@ -66,7 +66,7 @@ export function resolveClass({ classes }, wanted) {
 }
 
 /** Return the error message for a link with an unknown class. */
-export const unknownClassMessage = (label) => `This model has no class “${label}”.`;
+export const unknownClassMessage = (label) => `This model has no class “${label}”. Choose another one.`;
 
 /** Return the fields without those that are undefined or empty. */
 export const omitEmpty = (fields) => Object.fromEntries(

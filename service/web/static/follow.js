@@ -1,6 +1,6 @@
 /** Drawing again with each new checkpoint of a model that is being trained. */
 
-import { call } from "./api.js";
+import { call, readJson } from "./api.js";
 
 const INTERVAL_MS = 3000;
 
@@ -25,7 +25,7 @@ export class FollowTraining {
     const { model } = this.page;
     if (!document.hidden) {
       try {
-        const now = await (await call(`v1/models/${encodeURIComponent(model.id)}`)).json();
+        const now = await readJson(await call(`v1/models/${encodeURIComponent(model.id)}`));
         if (this.checkbox.checked && now.weights !== model.weights) {
           Object.assign(model, now);
           if (this.page.model === model) this.onNewWeights();

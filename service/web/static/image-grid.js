@@ -149,9 +149,10 @@ export class ImageGrid {
   handleEvent({ name, data }, tiles) {
     if (name === "started") checkShape(data, tiles[0].request.model);
     if (name === "started" || name === "waiting") {
-      const { queue_position: ahead } = data;
+      const { queue_position: ahead, estimated_seconds: seconds } = data;
       if (ahead > 0) {
-        this.status.show(`Waiting: ${ahead} image${ahead === 1 ? " is" : "s are"} ahead of yours …`);
+        const time = seconds ? ` It may take ${Math.ceil(seconds)} s.` : "";
+        this.status.show(`Waiting: ${ahead} image${ahead === 1 ? " is" : "s are"} ahead of yours.${time}`);
       }
     } else if (name === "pixels") {
       for (const { index, position, values } of data.updates) tiles[index].write(position, values);

@@ -12,7 +12,7 @@ import { PixelCanvas } from "./pixel-canvas.js";
 import { fromBase64Url, pixelCount, toBase64Url, toPng } from "./pixels.js";
 import { Player, reducedMotion } from "./player.js";
 import { Prediction } from "./prediction.js";
-import { shareLink } from "./share.js";
+import { hasShareDialog, shareLink } from "./share.js";
 import { StatusPanel } from "./status.js";
 import { followGeneration } from "./stream.js";
 import { WhatIf } from "./whatif.js";
@@ -28,7 +28,7 @@ export class InsideView {
     this.view = byId("inside");
     this.form = byId("inside-form");
     this.status = new StatusPanel(this.view.querySelector(".actions [data-status-panel]"));
-    this.whatIf = new WhatIf(page.viewer, () => this.prediction.onSamplingChange());
+    this.whatIf = new WhatIf(page, () => this.prediction.onSamplingChange());
     this.prediction = new Prediction({
       getSampling: () => this.whatIf.sampling.values,
       getChosen: () => (this.whatIf.target?.chosen ? this.whatIf.chosen : []),
@@ -62,12 +62,13 @@ export class InsideView {
     });
     byId("inside-speed").addEventListener("change", () => this.updateSpeed());
     onClick("inside-new", () => this.drawNew(this.randomSource()));
-    onClick("inside-play", () => (this.player.playing ? this.goTo(this.at) : this.replay()));
+    onClick("inside-play", () => (this.player.playing ? this.pause() : this.play()));
     byId("whatif-form").addEventListener("submit", () => { // captured: before WhatIf reads the pixel
       this.goTo(this.at);
       this.updateLink();
     }, true);
     onClick("inside-surprise", () => this.goToNextSurprise());
+    if (hasShareDialog()) byId("inside-link").textContent = "Share the link …";
     onClick("inside-link", async () => {
       if (await shareLink({ view: "inside", fields: this.linkFields })) {
         this.status.show("Link copied.");
@@ -93,7 +94,8 @@ export class InsideView {
     this.title = this.cost = "";
     this.bits = null;
     byId("inside-surprise").disabled = true; // until the bits are known
-    this.selected = null; // the pixel that the visitor selected
+    this.selected = this.pausedAt = null; // the pixel that the visitor selected, and that of a pause
+    this.transientError = null;
     this.drawing = false;
     this.player.stop();
     this.prediction.clear();
@@ -245,12 +247,19 @@ export class InsideView {
     }
   }
 
-  replay() {
-    if (!this.player.available) return;
+  /** Play from the first pixel, or from the one at which the visitor paused. */
+  play() {
+    const { player } = this;
+    if (!player.available) return;
     this.selected = null;
     this.updateSpeed();
-    this.player.seek(0);
-    this.player.play();
+    if (this.pausedAt !== this.at) player.seek(0);
+    player.play();
+  }
+
+  pause() {
+    this.pausedAt = this.at;
+    this.goTo(this.at);
   }
 
   updateSpeed() {
@@ -318,7 +327,8 @@ export class InsideView {
     const text = `row ${Math.floor(at / width) + 1}, column ${(at % width) + 1}`;
     setRange(this.form.elements.position, at, text);
     this.showCaption();
-    byId("inside-play").textContent = player.playing ? "Pause" : "Replay";
+    byId("inside-play").textContent = player.playing ? "Pause"
+      : this.pausedAt === at ? "Continue" : "Replay";
     this.prediction.summaryLine.ariaLive = still ? "polite" : "off";
     for (const canvas of this.canvases) canvas.mark(at);
     this.canvases[0].marker.hidden = !still; // while drawing, the cursor shows the pixel
@@ -346,15 +356,17 @@ export class InsideView {
 
   onAnswer() {
     if (this.transientError) this.status.clearError(); // the server answers again
+    this.transientError = null;
     const { at, expected } = this.prediction.answer;
     this.whatIf.suggest(at, expected);
   }
 
   /** Show an error; a transient one disappears with the next prediction. */
   showError(text, transient = false) {
-    this.transientError = transient;
+    if (transient && this.transientError === text) return; // a screen reader would read it aloud again
+    this.transientError = transient ? text : null;
     this.status.showError(text);
-    this.status.scrollIntoView();
+    if (!transient) this.status.scrollIntoView();
   }
 }
 

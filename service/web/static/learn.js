@@ -47,9 +47,9 @@ export class LearnView {
       Draws: `${model.width} × ${model.height} ${model.channels === 3 ? "colour" : "grey"} pictures`,
       Classes: model.classes.length ? model.classes.join(", ") : "none",
       Parameters: integerFormat.format(model.parameters),
-      "Steps per image": integerFormat.format(model.steps),
-      "Bits/dim": model.bits_per_dim === null ? "not measured" : model.bits_per_dim.toFixed(3),
-      "At the same time": `${integerFormat.format(model.slots)} images`,
+      "Predictions per picture": integerFormat.format(model.steps),
+      "Bits per value, of new pictures": model.bits_per_dim === null ? "not measured" : model.bits_per_dim.toFixed(3),
+      "Draws at once": `${integerFormat.format(model.slots)} images`,
     }).flatMap(([name, text]) => {
       const [term, description] = [document.createElement("dt"), document.createElement("dd")];
       term.textContent = name;

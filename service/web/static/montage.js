@@ -2,7 +2,7 @@
 
 import { pixelCount } from "./pixels.js";
 
-const MAX_PICTURES = 12; // more would be too small, and their animation too large
+export const MAX_PICTURES = 12; // more would be too small, and their animation too large
 const GAP = 2;
 const GAP_VALUE = 96;
 

@@ -26,8 +26,7 @@ export class PixelBars {
     this.charts = names.map((name, channel) => {
       const canvas = document.createElement("canvas");
       canvas.className = "chart";
-      canvas.setAttribute("role", "img");
-      canvas.ariaLabel = `${name}: probability of each of 256 values`;
+      canvas.ariaLabel = `${name}: probability of each of 256 values. Enter chooses one.`;
       return new Chart(canvas, names.length > 1 ? channel : null,
         (value) => this.onPick(channel, value));
     });

@@ -1,6 +1,6 @@
 /** A picture that the server has drawn, with the bits and the distributions of its pixels. */
 
-import { drawPicture, fetchDistributions, postImages, scoreImages, withRetries } from "./api.js";
+import { drawPicture, fetchDistributions, postImages, readJson, scoreImages, withRetries } from "./api.js";
 import { mostSurprising } from "./heatmap.js";
 import { pixelCount, toPng } from "./pixels.js";
 
@@ -34,7 +34,7 @@ async function drawRest(model, source, before, from, signal, onStatus) {
   const fields = { model: model.id, output: "values", ...source };
   const response = await withRetries(
     () => postImages("v1/completions", fields, png, signal), signal, { onStatus });
-  const { images: [{ values }] } = await response.json();
+  const { images: [{ values }] } = await readJson(response);
   return { shape: model, values: Uint8Array.from(values), known: null };
 }
 
@@ -82,7 +82,7 @@ class PixelOdds {
   }
 
   /** Return the pixel of the upper half that surprised the model most. */
-  mostOpenPixel() {
+  mostUncertainPixel() {
     return mostSurprising(this.bits.slice(0, Math.ceil(this.bits.length / 2)), 1)[0];
   }
 

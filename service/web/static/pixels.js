@@ -99,7 +99,7 @@ export function fromBase64Url(text) {
     const bytes = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
     return new Blob([Uint8Array.from(bytes, (c) => c.charCodeAt(0))], { type: "image/png" });
   } catch {
-    throw new Error("It is not a picture.");
+    throw new Error("The picture in this link is damaged. Copy the whole link again.");
   }
 }
 

@@ -43,7 +43,7 @@ export async function shareLink(link, text) {
 }
 
 /** Return true on phones, whose share dialog visitors expect. */
-const hasShareDialog = () => Boolean(navigator.share) && matchMedia("(pointer: coarse)").matches;
+export const hasShareDialog = () => Boolean(navigator.share) && matchMedia("(pointer: coarse)").matches;
 
 const GIF_SECONDS = 3;
 const PNG_SIZE = 560; // a saved picture is enlarged to at most this width
@@ -67,8 +67,8 @@ export class ShareBar {
     bar.querySelector("[data-share-open]").setAttribute("popovertarget", this.menu.id);
     const actions = {
       link: [shareLink, "Link copied."],
-      gif: [async () => this.saveGif(), "Animation saved."],
-      png: [async (link) => this.savePng(link), "Picture saved. Drop it on this page to check it."],
+      gif: [async () => this.saveGif()],
+      png: [async (link) => this.savePng(link)],
       curl: [async (link) => copyText(toCurl(link)), "Command copied."],
       python: [async (link) => copyText(toPython(link)), "Program copied."],
     };
@@ -77,7 +77,7 @@ export class ShareBar {
         this.menu.hidePopover();
         this.setStatus(name === "gif" ? "Making the animation …" : "");
         const done = await act(this.link).catch((error) => { this.setStatus(describeError(error)); });
-        if (done !== undefined) this.setStatus(done ? message : "");
+        if (done !== undefined) this.setStatus(message ? (done ? message : "") : done);
       });
     }
     if (hasShareDialog()) this.button("link").textContent = "Share the link …";
@@ -88,29 +88,36 @@ export class ShareBar {
     return this.bar.querySelector(`[data-copy=${name}]`);
   }
 
-  /** Return the finished pictures as one. */
+  /** Return the finished pictures as one, and which of them it has: "The first 12 of 64 pictures". */
   async montage() {
     const pictures = this.getPictures();
     if (!pictures.length) throw new Error("Wait until a picture is finished.");
-    const { montage } = await import("./montage.js").catch(throwLoadError);
-    return montage(pictures);
+    const { MAX_PICTURES, montage } = await import("./montage.js").catch(throwLoadError);
+    const { length } = pictures;
+    return [montage(pictures), length > MAX_PICTURES && `The first ${MAX_PICTURES} of ${length} pictures`];
   }
 
+  /** Save an animation, and return the message that says so. */
   async saveGif() {
-    const picture = await this.montage();
+    const [picture, part] = await this.montage();
     const { encodeGif } = await import("./gif.js").catch(throwLoadError);
     downloadBlob(encodeGif(picture, GIF_SECONDS), `${this.fileName}.gif`);
-    return true;
+    return part ? `${part} are in the animation.` : "Animation saved.";
   }
 
-  async savePng({ fields }) {
-    const picture = await this.montage();
+  /** Save a PNG, and return the message that says so. */
+  async savePng({ view, fields }) {
+    const [picture, part] = await this.montage();
     const scale = Math.max(1, Math.floor(PNG_SIZE / picture.shape.width));
     const png = await toPng(picture, undefined, scale);
     // The view "Watch" has only the values of its picture, not the server's PNG.
     const drawn = picture.drawn ?? (await postJson("v1/samples", fields)).images[0].png;
-    downloadBlob(await embedRecipe(png, drawn, scale), `${this.fileName}.png`);
-    return true;
+    const file = await embedRecipe(png, drawn, scale);
+    downloadBlob(file, `${this.fileName}.png`);
+    if (part) return `${part} saved. “Save all” has every one.`;
+    // The other views open a dropped file instead of checking it.
+    const canBeChecked = ["draw", "watch"].includes(view) && file.size > png.size;
+    return `Picture saved.${canBeChecked ? " Drop it on this page to check it." : ""}`;
   }
 
   get fileName() {

@@ -1,4 +1,4 @@
-/** The class and the sampling sliders of a dice stage: what its pictures are drawn from. */
+/** The class and the sampling sliders of a dice stage. */
 
 import { randomSeed, resolveClass, usesGuidance } from "./fields.js";
 import { SamplingControls, samplingFields } from "./sampling-controls.js";
@@ -24,7 +24,7 @@ export class StageControls {
     Object.assign(this, { model, source: null });
     this.sampling.setModel(model);
     this.classes.replaceChildren(...["", ...model.classes]
-      .map((name) => new Option(name || "anything", name)));
+      .map((name) => new Option(`Draw: ${name || "anything"}`, name)));
     this.classes.closest(".field").hidden = !model.classes.length;
   }
 

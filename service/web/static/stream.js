@@ -1,6 +1,8 @@
 /** Streamed generations: server-sent events that survive a lost connection. */
 
-import { ApiError, MAX_TRIES, call, isUnavailable, waitBeforeRetry } from "./api.js";
+import {
+  ApiError, ConnectionError, MAX_TRIES, call, fromNetwork, isUnavailable, waitBeforeRetry,
+} from "./api.js";
 
 /** Thrown if the server ended a generation before it was complete. */
 class GenerationAborted extends Error {}
@@ -11,7 +13,7 @@ async function* readEvents(response) {
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await fromNetwork(reader.read());
       if (done) return;
       const blocks = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
       rest = blocks.pop();
@@ -62,7 +64,7 @@ export async function followGeneration(start, onEvent, onStatus, signal) {
         onEvent(event);
         if (event.name === "completed") return;
       }
-      throw new TypeError("the stream ended early");
+      throw new ConnectionError("the stream ended early");
     } catch (error) {
       if (signal.aborted) {
         // Sent even while the page unloads; the answer does not matter.

@@ -1,7 +1,7 @@
 /** Dialog that checks a saved picture: the server draws it again and compares every pixel. */
 
 import { toHash } from "./address.js";
-import { describeError, postImages, withRetries } from "./api.js";
+import { describeError, postImages, readJson, withRetries } from "./api.js";
 import { linkFields } from "./recipe.js";
 
 const countPixels = (n) => `${n.toLocaleString("en")} ${n === 1 ? "pixel differs" : "pixels differ"}`;
@@ -55,7 +55,7 @@ export class VerifyDialog {
     try {
       const response = await withRetries(() => postImages("v1/verify", {}, file, signal), signal,
         { onStatus: (text) => this.setVerdict(text) });
-      const { verdict, changed_pixels: changed, changes } = await response.json();
+      const { verdict, changed_pixels: changed, changes } = await readJson(response);
       if (signal.aborted) return;
       this.setVerdict(VERDICTS[verdict](changed));
       this.dialog.dataset.verdict = verdict;

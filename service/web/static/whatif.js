@@ -7,13 +7,14 @@ import { ImageGrid } from "./image-grid.js";
 import { pixelCount, toBase64Url, toPng } from "./pixels.js";
 import { SamplingControls } from "./sampling-controls.js";
 
-const COUNT = 8;
+const COUNT = 8; // at most
 const SECONDS_PER_IMAGE = 3;
 
 /** The form with the replacement values, and the grid of continuations. */
 export class WhatIf {
-  /** @param {object} viewer @param {() => void} onChange of a value or a sampling parameter */
-  constructor(viewer, onChange) {
+  /** @param {object} page @param {() => void} onChange of a value or a sampling parameter */
+  constructor({ viewer, maxImages }, onChange) {
+    this.count = Math.min(COUNT, maxImages);
     this.form = document.getElementById("whatif-form");
     this.values = document.getElementById("whatif-values");
     this.grid = new ImageGrid(document.getElementById("whatif-results"), viewer, this.form);
@@ -91,7 +92,7 @@ export class WhatIf {
     const png = await toPng(input, (p) => known[p]);
     const fields = {
       model: model.id,
-      n: COUNT,
+      n: this.count,
       seed: randomSeed(),
       ...this.sampling.fields(label),
     };

@@ -6,9 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -102,22 +100,47 @@ def test_killed_compiler_subprocess_stops_the_build(
     assert list(cache.iterdir()) == [new]
 
 
-def test_compiler_timeout_stops_the_build(
-    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+def test_compiler_timeout_stops_the_build_and_all_its_processes(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_, commands = subprocess.run, list[Sequence[str]]()
-
-    def slow(command: Sequence[str], **fields: Any) -> Any:
-        if "--version" in command:
-            return compile_(command, **fields)
-        commands.append(command)
-        raise subprocess.TimeoutExpired(command, fields["timeout"])
-
-    monkeypatch.setattr(subprocess, "run", slow)
-    with pytest.raises(native_build.InterruptedBuildError, match="took longer than 300 s"):
+    """A driver runs the compiler as a process of its own."""
+    driver, pids = tmp_path / "driver", tmp_path / "pids"
+    driver.write_text(
+        f"#!/bin/sh\n[ $1 = --version ] && exit\nsleep 600 &\necho $! >> {pids}\nwait\n"
+    )
+    driver.chmod(0o755)
+    monkeypatch.setenv("CXX", str(driver))
+    monkeypatch.setattr(native_build, "COMPILE_TIMEOUT", 1)
+    with pytest.raises(native_build.InterruptedBuildError, match="took longer than 1 s"):
         native.load_library()
-    assert len(commands) == 1
+    (pid,) = map(int, pids.read_text().split())  # no other ISA was tried
+    assert not is_running(pid)
     assert list(cache.iterdir()) == []
+
+
+def is_running(pid: int) -> bool:
+    """Return True if a process exists and is not a zombie, which its new parent has yet to reap."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_messages_of_the_compiler_are_in_english(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "driver"
+    english = "g++: fatal error: Killed signal terminated program cc1plus"
+    driver.write_text(
+        f"#!/bin/sh\n[ $1 = --version ] && exit\n"
+        f"[ $LC_ALL = C ] && echo '{english}' >&2 || echo 'Signal »Killed« beendete cc1plus' >&2\n"
+        "exit 1\n"
+    )
+    driver.chmod(0o755)
+    monkeypatch.setenv("CXX", str(driver))
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    with pytest.raises(native_build.InterruptedBuildError, match="Killed signal terminated"):
+        native.load_library()
 
 
 def test_failing_compiler(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

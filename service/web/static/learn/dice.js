@@ -2,7 +2,7 @@
 
 import { DiceStage } from "../dice-stage.js";
 
-/** The same stage as in the view "Watch", which waits before an open pixel. */
+/** The same stage as in the view "Watch", which waits before an uncertain pixel. */
 export class DiceScene {
   constructor(element, onStatus, onError) {
     const host = { onStatus, onError, onPicture: () => {} };

@@ -1,6 +1,6 @@
 /** Scene 4: what the model cannot do. */
 
-import { drawPicture, postImages, withRetries } from "../api.js";
+import { drawPicture, postImages, readJson, withRetries } from "../api.js";
 import { disableButtons } from "../fields.js";
 import { pixelCount, toCanvas, toPng } from "../pixels.js";
 
@@ -32,7 +32,7 @@ export class LimitsScene {
       const fields = { model: model.id, n: COUNT, seed: COMPLETION_SEED, output: "values" };
       const response = await withRetries(
         () => postImages("v1/completions", fields, png, signal), signal, { onStatus });
-      const { images } = await response.json();
+      const { images } = await readJson(response);
       const known = new Uint8Array(pixelCount(model)).fill(1, first);
       this.row.replaceChildren(
         this.createCanvas(picture, "The known lower half", (p) => known[p]),
