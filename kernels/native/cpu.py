@@ -39,9 +39,8 @@ ISAS: dict[str, Isa] = {  # best first
     "avx2": Isa("x86_64", _AVX2, _HAS_AVX2),
     "neonbf16": Isa("aarch64", ("-march=armv8.2-a+dotprod+bf16",), frozenset({"asimddp", "bf16"})),
     "neondot": Isa("aarch64", ("-march=armv8.2-a+dotprod",), frozenset({"asimddp"})),
-    "portable": Isa(
-        "", (), frozenset()
-    ),  # the architecture's baseline: NEON on Arm, and sdot on Macs
+    # The architecture's baseline: NEON on Arm, and sdot on Macs.
+    "portable": Isa("", (), frozenset()),
 }
 
 

@@ -24,7 +24,7 @@ public:
             const int twin = twins && i + 1 < count && arrays.twin[slot] == slots[i + 1]
                                  ? slots[i + 1] : NONE;
             const int position = std::clamp(arrays.positions[slot], 0, pixels_);
-            images_[count_++] = {slot, twin, i * lookahead, position * steps_per_pixel_,
+            images_[image_count_++] = {slot, twin, i * lookahead, position * steps_per_pixel_,
                                 ends[i] * steps_per_pixel_};
             if (twin != NONE) ++i;
         }
@@ -33,7 +33,7 @@ public:
     // Fill `pass` with the next pass. It has no rows if all images have reached their ends.
     void plan(Pass& pass) {
         pass.row_count = pass.run_count = pass.decision_count = 0;
-        for (int i = 0; i < count_; ++i) {
+        for (int i = 0; i < image_count_; ++i) {
             Image& image = images_[i];
             if (image.step == 0 && image.end > 0 && config_.start_given) write_first_value(image);
             const int first = pass.row_count, pending = image.pending;
@@ -57,14 +57,14 @@ public:
 
     // End all images early, at their next whole pixel.
     void stop_early() {
-        for (int i = 0; i < count_; ++i)
+        for (int i = 0; i < image_count_; ++i)
             images_[i].end = std::min(images_[i].end, round_up(images_[i].step, steps_per_pixel_));
     }
 
     // Commit what the last pass decided: each image's values up to and including the first that differs
     // from the assumed value.
     void commit(const Pass& pass) {
-        for (int i = 0; i < count_; ++i) {
+        for (int i = 0; i < image_count_; ++i) {
             Image& image = images_[i];
             if (image.rows == 0) continue;
             int done = 0;
@@ -187,7 +187,7 @@ private:
     const int pixels_, steps_per_pixel_, lookahead_;
     ValuePredictor* const predictor_;
     Image images_[MAX_ROWS];
-    int count_ = 0;
+    int image_count_ = 0;
 };
 
 }  // namespace scanline

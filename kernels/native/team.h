@@ -44,7 +44,7 @@ struct WorkerBuffers {
 
     Buffer<float> x;           // the residual stream
     Buffer<float> normalised;  // the normalised stream, if it is convolved
-    Buffer<std::byte> input;   // input rows of a product, in its format
+    Buffer<std::byte> input;   // input rows of a product; no format has longer rows than INT10
 };
 
 // A thread as a member of its team.

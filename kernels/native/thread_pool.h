@@ -23,7 +23,7 @@ inline void cpu_relax() {
 // Wait until `word` differs from `old`. Return true if the thread slept. The spin is bounded because
 // the thread waited for may need this core, if another process has taken its own.
 inline bool wait_until_changed(const std::atomic<uint32_t>& word, uint32_t old) {
-    constexpr int SPINS = 2000;  // about 30 µs
+    constexpr int SPINS = 2000;  // 30 to 100 µs, depending on the CPU
     for (int i = 0; i < SPINS; ++i) {
         if (word.load(std::memory_order_acquire) != old) return false;
         cpu_relax();
