@@ -80,7 +80,7 @@ def page_policy(scripts: str, styles: str, frame_ancestors: tuple[str, ...]) -> 
 
 
 def _tagged_page(request: Request) -> Response:
-    """Return the page with the tags of its link, compressed, which browsers revalidate."""
+    """Return the page with the tags of its link, compressed. Browsers revalidate it."""
     html = (STATIC / "index.html").read_text("utf-8")
     body = html.replace("</head>", f"{og_tags(request)}</head>", 1).encode()
     etag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'

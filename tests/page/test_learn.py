@@ -49,7 +49,7 @@ def test_dice_roll_once_and_to_the_end(visit: Open) -> None:
     expect(verdict).to_contain_text("The last pixel")
     assert canvas_pngs(page, "#scene-dice [data-dice-charts] canvas") != bars, "the bars go on"
     assert np.array(pixels(page, "#scene-dice canvas.drawing")[0]).reshape(-1, 4)[:, 3].all()
-    page.click("#scene-dice [data-dice-renew]")
+    page.click("#scene-dice [data-dice-restart]")
     expect(roll).to_be_enabled()
 
 

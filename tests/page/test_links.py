@@ -111,7 +111,7 @@ def test_back_leaves_a_view_that_was_just_opened(visit: Open, link: str) -> None
 @pytest.mark.parametrize(
     ("fragment", "settled", "change"),
     [
-        ("#watch?seed=5", "model=grey&seed=5", "[data-dice-renew]"),
+        ("#watch?seed=5", "model=grey&seed=5", "[data-dice-restart]"),
         ("#inside?seed=5", r"seed=5&at=\d+", "#inside-new"),
         ("#complete", "model=grey.*seed=", "#examples li:nth-child(2) button"),
     ],

@@ -93,7 +93,7 @@ def test_scene_restarted_by_visitor_is_not_restarted(visit: Open) -> None:
     bits = page.locator("#scene-bits [data-status]")
     expect(bits).to_contain_text("cannot be reached")
     page.unroute("**/v1/**")
-    page.click("#scene-dice [data-dice-renew]")
+    page.click("#scene-dice [data-dice-restart]")
     page.click("#scene-dice [data-dice-finish]")
     verdict = page.locator("#scene-dice [data-dice-verdict]")
     expect(verdict).to_contain_text("The last pixel is")

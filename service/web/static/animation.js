@@ -3,8 +3,8 @@
 import { pixelCount } from "./pixels.js";
 
 const FRAMES = 80;
-const SIZE = 280; // width in pixels, at most,
-const MONTAGE_SIZE = 400; // and of several pictures
+const SIZE = 280; // maximum width in pixels
+const MONTAGE_SIZE = 400; // maximum width of several pictures
 export const LAST_FRAME_MS = 2000;
 
 /** Return the enlargement of each pixel. */

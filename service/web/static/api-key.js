@@ -2,7 +2,7 @@
 
 const STORAGE_KEY = "scanline-key";
 
-/** Holds the key and asks the visitor for it: once, however many calls need it. */
+/** Holds the key and asks the visitor for it, once even if several calls need it. */
 export class ApiKey {
   pendingPrompt = null;
   declined = false;

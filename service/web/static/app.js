@@ -9,8 +9,8 @@ import { Viewer } from "./viewer.js";
 
 const RETRY_MS = 500;
 const RETRY_VIEW_MS = 2000;
-const LOADING = "Loading …"; // shown if a view takes longer to load than
-const LOADING_AFTER_MS = 500;
+const LOADING_AFTER_MS = 500; // time to load a view, after which `LOADING` is shown
+const LOADING = "Loading …";
 const LOADING_MODELS = "The models are loading. In a few seconds they begin to draw …";
 // The query makes a browser fetch a module again that failed to load: Chromium keeps a failure.
 const MODULES = {

@@ -35,7 +35,7 @@ export class DiceStage {
     const find = (name) => element.querySelector(`[data-dice-${name}]`);
     this.player = new Player(find("picture"), (position) => this.onMove(position));
     [this.counter, this.speed] = ["count", "speed"].map(find);
-    this.buttons = Object.fromEntries(["play", "back", "roll", "finish", "undo", "renew"]
+    this.buttons = Object.fromEntries(["play", "back", "roll", "finish", "undo", "restart"]
       .map((name) => [name, find(name)]));
     this.controls = new StageControls(element, {
       onClass: () => this.begin(),
@@ -50,7 +50,7 @@ export class DiceStage {
       roll: () => this.rollOnce(),
       finish: () => this.finish(),
       undo: () => this.undo(),
-      renew: () => this.begin(),
+      restart: () => this.begin(),
     };
     for (const [name, act] of Object.entries(acts)) {
       this.buttons[name].addEventListener("click", () => this.guard(act));

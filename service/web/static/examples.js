@@ -8,7 +8,7 @@ import { toCanvas } from "./pixels.js";
  * Seeds and class numbers of the examples. The top rows of the shipped model's digits fit several
  * digits: by its own estimate, those of the first one fit a 7 (28 %), a 3, an 8, a 5 or a 9.
  */
-const DIGITS = [[35, 8], [48, 7], [40, 3], [27, 4], [50, 3], [43, 2]];
+const DEFAULT_EXAMPLES = [[35, 8], [48, 7], [40, 3], [27, 4], [50, 3], [43, 2]];
 const PHOTOGRAPHS = [[4, 9], [2, 7], [4, 8], [1, 1], [2, 6], [3, 4]];
 const TOP_SHARE = 2 / 7; // of an example's rows that are kept
 const DRAWING = "The model is drawing examples …";
@@ -69,7 +69,7 @@ export const exampleRows = ({ height }) => Math.max(1, Math.round(TOP_SHARE * he
 /** Draw the examples, of different classes if the model has classes. */
 async function drawExamples(model, onStatus) {
   const { classes } = model;
-  const examples = modelTitle(model) === "Photographs" ? PHOTOGRAPHS : DIGITS;
+  const examples = modelTitle(model) === "Photographs" ? PHOTOGRAPHS : DEFAULT_EXAMPLES;
   return Promise.all(examples.map(([seed, number], k) => drawPicture(model, {
     seed,
     ...(classes.length ? { label: classes[number % classes.length] } : {}),
@@ -77,7 +77,7 @@ async function drawExamples(model, onStatus) {
 }
 
 /** Create the placeholders of the examples. */
-const createPlaceholders = () => DIGITS.map(() => {
+const createPlaceholders = () => DEFAULT_EXAMPLES.map(() => {
   const item = document.createElement("li");
   item.className = "placeholder";
   return item;

@@ -75,7 +75,7 @@ export function describeRoll(values, chances) {
   return `${parts.join(", ")}: ${colourName(values)}`;
 }
 
-/** Say what the class of a picture was: "drawn as an 8"; a class may have its own article. */
+/** Return "drawn as an 8", with the article of the class unless it has its own. */
 export function drawnAs(label) {
   if (/^(an?|the) /i.test(label)) return `drawn as ${label}`;
   return `drawn as ${/^(8|1[18]$|[aei]|o(?!ne$))/i.test(label) ? "an" : "a"} ${label}`;

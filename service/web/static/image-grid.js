@@ -181,7 +181,7 @@ export class ImageGrid {
     this.updateProgress();
   }
 
-  /** Update the progress once per animation frame, however many tiles move. */
+  /** Update the progress once per animation frame, even if many tiles move. */
   scheduleProgress() {
     this.frame ??= requestAnimationFrame(() => {
       this.frame = null;

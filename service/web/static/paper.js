@@ -2,8 +2,8 @@
 
 import { pixelColour, pixelCount } from "./pixels.js";
 
-const DARK = 48; // the model's background is dark if its luma is below this (0 to 255),
-const LIGHTER = 128; // and paper is light if its luma is higher by this
+const DARK = 48; // a background is dark if its luma (0 to 255) is below this
+const LIGHTER = 128; // paper is light if its luma exceeds that of the background by this
 
 /** Offer to invert the picture that was uploaded. */
 export class PaperOffer {

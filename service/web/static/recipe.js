@@ -1,4 +1,4 @@
-/** Recipes in PNG files: what it takes to draw a picture again (docs/api.md). */
+/** Recipes in PNG files: the request fields that draw a picture again (docs/api.md). */
 
 import { HEADER_END, chunk, readChunks } from "./png.js";
 
