@@ -47,9 +47,15 @@ def test_tap_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "weight", "stride"),
-    [((2, 3, 4), (5, 4), 1), ((1, 2, 3, 4), (4, 4), 1), ((1, 2, 3, 4), (5, 4), 3)],
+    ("wrong", "x", "weight", "stride"),
+    [
+        ("x", (2, 3, 4), (5, 4), 1),
+        ("weight", (1, 2, 3, 4), (4, 4), 1),
+        ("stride", (1, 2, 3, 4), (5, 4), 3),
+    ],
 )
-def test_invalid_shapes_raise(x: tuple[int, ...], weight: tuple[int, ...], stride: int) -> None:
-    with pytest.raises(ValueError, match=r"(x|weight|stride) must be"):
+def test_invalid_shapes_raise(
+    wrong: str, x: tuple[int, ...], weight: tuple[int, ...], stride: int
+) -> None:
+    with pytest.raises(ValueError, match=f"{wrong} must be"):
         short_conv(torch.zeros(x), torch.zeros(weight), stride)

@@ -214,6 +214,8 @@ def held(url: str) -> float:
     found = re.findall(
         rf"^scanline_(?:{'|'.join(names)})(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE
     )
+    if not found:
+        raise ValueError(f"the metrics have none of {', '.join(names)}")
     return sum(map(float, found))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -86,7 +87,9 @@ def test_all_launch_configs_draw_the_same_bytes(name: str) -> None:
     launch_configs = [x for x in LAUNCH_CONFIGS if x.fits(config)]
     drawn = [
         draw(TritonDecoder(network, 40, launch_configs=[launch_config]), inputs, calls)
-        for launch_config, calls in zip(launch_configs, [(T,), (1, T), (5, 1, T)] * 4, strict=False)
+        for launch_config, calls in zip(
+            launch_configs, itertools.cycle([(T,), (1, T), (5, 1, T)]), strict=False
+        )
     ]
     assert all(other == drawn[0] for other in drawn[1:])
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from scanline.model.checkpoint import load_checkpoint
+from tests.model.test_paper_checkpoint import authors_tensors
 from tests.service.cli.command_line import run_command
 
 
@@ -27,6 +29,15 @@ def test_import_refuses_unreadable_files(
     assert run_command("import", "part.pt", "model.safetensors", "--preset", "mnist") == 1
     assert "mnist-paper or cifar10-paper" in capsys.readouterr().err
     assert not Path("model.safetensors").exists()
+
+
+def test_import_writes_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"model_state": authors_tensors(8)}, "theirs.pt")
+    options = ("--first-value", 7, "--heads", 4)
+    assert run_command("import", "theirs.pt", "ours.safetensors", *options) == 0
+    assert "8 layers of 256 features and 4 heads" in capsys.readouterr().out
+    config = load_checkpoint(Path("ours.safetensors")).model.config
+    assert (config.n_layers, config.n_heads, config.first_value) == (8, 4, 7)
 
 
 def test_import_reads_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,12 @@ class FakeStream:
 
     def cancel(self) -> None:
         self._closing = asyncio.ensure_future(self._updates.aclose())  # type: ignore[attr-defined]
+
+
+def import_with_ray(module: str) -> Any:
+    """Import a module that needs Ray; skip the test if Ray is not installed."""
+    pytest.importorskip("ray.serve", reason="Ray is not installed")
+    return importlib.import_module(module)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scanline.service.distributed.messages import ReplicaReport
+from tests.service.distributed.fixtures import import_with_ray
 
 RAY_CLIENT = "scanline.service.distributed.ray_client"
 
@@ -29,7 +30,7 @@ def fake_handle(*answers: list[Any] | Exception) -> Any:
 
 
 def test_running_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    reaching = pytest.importorskip(RAY_CLIENT, reason="Ray is not installed")
+    reaching = import_with_ray(RAY_CLIENT)
     exceptions = pytest.importorskip("ray.exceptions")
     monkeypatch.setattr("time.sleep", lambda seconds: None)
 
@@ -49,7 +50,7 @@ def test_running_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_heartbeat_separates_reports_and_failures() -> None:
-    reaching = pytest.importorskip(RAY_CLIENT, reason="Ray is not installed")
+    reaching = import_with_ray(RAY_CLIENT)
     report, lost, silent = (
         ReplicaReport("it", 1, 0, "fake", "fake", None, []),
         OSError("lost"),

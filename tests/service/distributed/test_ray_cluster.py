@@ -16,7 +16,7 @@ from scanline.service.distributed.replica import Replica
 from scanline.service.server import serve
 from scanline.service.settings import Settings
 from tests.fake_clock import Clock
-from tests.service.distributed.fixtures import PROGRAM
+from tests.service.distributed.fixtures import PROGRAM, import_with_ray
 from tests.service.fixtures import GREY, save_tiny, tiny_model
 
 RAY_CLUSTER = "scanline.service.distributed.ray_cluster"
@@ -51,9 +51,7 @@ def test_no_cluster_is_reachable(
 
 
 def test_missing_resources() -> None:
-    missing_resources = pytest.importorskip(
-        RAY_CLUSTER, reason="Ray is not installed"
-    ).missing_resources
+    missing_resources = import_with_ray(RAY_CLUSTER).missing_resources
     two = Settings(cluster=True, min_replicas=2, max_replicas=4, replica_cpus=1.5)
     assert missing_resources(two, {"CPU": 3.0}) == ""
     assert missing_resources(two, {"CPU": 2.0}) == "3 CPUs (2 free)"
@@ -62,7 +60,7 @@ def test_missing_resources() -> None:
 
 
 def test_a_single_machine_refuses_more_replicas_than_it_may_have() -> None:
-    joining = pytest.importorskip(RAY_CLUSTER, reason="Ray is not installed")
+    joining = import_with_ray(RAY_CLUSTER)
     cluster = joining.RayCluster.__new__(joining.RayCluster)
     cluster._own = True
     settings = Settings(cluster=True, max_replicas=2, max_replicas_per_node=1)
@@ -71,7 +69,7 @@ def test_a_single_machine_refuses_more_replicas_than_it_may_have() -> None:
 
 
 def test_the_error_says_why_replicas_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    joining = pytest.importorskip(RAY_CLUSTER, reason="Ray is not installed")
+    joining = import_with_ray(RAY_CLUSTER)
     told = (
         "The deployment failed to start 3 times in a row. See controller logs. Error:\n"
         "ray::ServeReplica:x.initialize() (pid=7, ip=192.0.2.2)\n"
@@ -103,7 +101,7 @@ def test_the_error_says_why_replicas_cannot_start(monkeypatch: pytest.MonkeyPatc
 def test_a_frontend_waits_for_replicas_of_its_program(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    joining = pytest.importorskip(RAY_CLUSTER, reason="Ray is not installed")
+    joining = import_with_ray(RAY_CLUSTER)
     clock = Clock()
 
     def sleep(seconds: float) -> None:
@@ -142,7 +140,7 @@ def test_a_replica_refuses_other_weights_and_other_versions(tmp_path: Path) -> N
 
 
 def test_a_program_depends_on_code_weights_and_replica_settings() -> None:
-    deploying = pytest.importorskip(DEPLOYMENT, reason="Ray is not installed")
+    deploying = import_with_ray(DEPLOYMENT)
     model = Checkpoint("tiny", tiny_model(GREY))
 
     def program(checkpoint: Checkpoint = model, **changes: Any) -> str:

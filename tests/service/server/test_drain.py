@@ -19,6 +19,7 @@ from scanline.service.http.middleware.server_errors import ServerErrorMiddleware
 from scanline.service.recipes import png_writer
 from scanline.service.server import DrainingServer, uvicorn_config
 from scanline.service.state.app_state import AppState
+from tests.service.distributed.fixtures import import_with_ray
 from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import DEADLINE, GREY, build, check_error, listening, until
 
@@ -121,7 +122,7 @@ def test_a_request_cancelled_within_its_reply_is_not_answered_twice() -> None:
 
 
 def test_a_broken_engine_ends_the_process() -> None:
-    """uvicorn's tick notices it, or Ray Serve's health check of the frontend."""
+    """uvicorn's tick notices it."""
     app_state, app = build(decoders={"grey": FakeDecoder(GREY, 2)})
     with listening(app, lambda: app_state.ready):
         assert app_state.fatal_error() is None
@@ -131,7 +132,14 @@ def test_a_broken_engine_ends_the_process() -> None:
         app_state.ready = True
         expected = "grey cannot draw any more (see the log): start the server again"
         assert app_state.fatal_error() == expected
-        frontend = pytest.importorskip("scanline.service.distributed.application").Frontend({}, {})
-        frontend._app_state = app_state
+
+
+def test_a_broken_engine_fails_the_health_check_of_a_frontend() -> None:
+    """Ray Serve then replaces it."""
+    frontend = import_with_ray("scanline.service.distributed.application").Frontend({}, {})
+    frontend._app_state, app = build(decoders={"grey": FakeDecoder(GREY, 2)})
+    with listening(app, lambda: frontend._app_state.ready):
+        frontend.check_health()
+        frontend._app_state.models["grey"].engine.broken = True
         with pytest.raises(RuntimeError, match="grey cannot draw any more"):
             frontend.check_health()

@@ -16,6 +16,7 @@ import pytest
 
 from scanline.service.server import bind_sockets, raise_file_limit
 from scanline.service.settings import Settings
+from tests.service.fixtures import GREY, save_tiny, until
 from tests.service.server.server_process import COMMAND, environment, serving
 
 
@@ -40,6 +41,19 @@ def test_port_0_chooses_a_free_port_and_logs_it(weights: Path) -> None:
         finally:
             process.kill()
     assert process.returncode == 0
+
+
+def test_a_model_added_to_the_folder_is_served(tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    save_tiny(folder, "first", GREY)
+
+    def names() -> list[str]:
+        return [model["id"] for model in server.client.get("/v1/models").json()["data"]]
+
+    with serving(folder, tmp_path / "log", watch_seconds=0.1) as server:
+        assert names() == ["first"]
+        save_tiny(folder, "second", GREY)
+        until(lambda: names() == ["first", "second"], "the second model")
 
 
 @pytest.mark.usefixtures("default_sighup")

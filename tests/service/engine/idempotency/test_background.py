@@ -123,9 +123,10 @@ def test_a_stream_ignores_the_preference(client: httpx.Client) -> None:
     assert parse_sse(reply.content)[-1].name == "completed"
 
 
-def test_without_a_result_cache_the_preference_is_ignored() -> None:
+@pytest.mark.parametrize("setting", ["keep_finished", "keep_seconds"])
+def test_without_a_result_cache_the_preference_is_ignored(setting: str) -> None:
     """Its result would be nowhere afterwards, so the reply is the result."""
-    _, app = build({"keep_finished": 0}, {"fake": FakeDecoder(GREY, 2)})
+    _, app = build({setting: 0}, {"fake": FakeDecoder(GREY, 2)})
     with talking_to(app) as client:
         reply = client.post("/v1/samples", json={"n": 2}, headers=ASYNC)
     assert reply.status_code == 200
