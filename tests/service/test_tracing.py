@@ -12,6 +12,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from scanline.model.checkpoint import Checkpoint
+from scanline.model.decoders.native import NativeDecoder
+from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.service.app import create_app
 from scanline.service.logs import JsonFormatter
 from scanline.service.state.app_state import AppState
@@ -25,6 +27,7 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProces
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
     InMemorySpanExporter,
 )
+from opentelemetry.trace import StatusCode
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -88,7 +91,7 @@ def test_stream_has_one_span_until_its_end(
     assert found["draw"].attributes["scanline.images"] == 2
 
 
-def test_operators_routes_have_no_spans_and_errors_are_marked(
+def test_operators_routes_have_no_spans(
     client: httpx.Client, exporter: InMemorySpanExporter
 ) -> None:
     client.get("/readyz")
@@ -96,6 +99,20 @@ def test_operators_routes_have_no_spans_and_errors_are_marked(
     client.get("/v1/generations/none")
     found = spans(exporter, "GET /v1/generations/{identifier}")
     assert set(found) == {"GET /v1/generations/{identifier}"}
+
+
+def test_failures_are_marked(
+    client: httpx.Client, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("broken")
+
+    for kind in (NativeDecoder, ReferenceDecoder):
+        monkeypatch.setattr(kind, "step", fail)
+    assert client.post("/v1/samples", json={}).status_code == 500
+    found = spans(exporter, "POST /v1/samples", "draw")
+    codes = {name: found[name].status.status_code for name in ("POST /v1/samples", "queue", "draw")}
+    assert set(codes.values()) == {StatusCode.ERROR}
 
 
 def test_log_lines_have_the_ids_of_the_trace(
