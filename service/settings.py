@@ -38,7 +38,7 @@ def _is_service_link(value: object) -> bool:
     return isinstance(value, str) and value.startswith(("tcp://", "udp://"))
 
 
-# A duration: longer ones would overflow the system's timers.
+# A duration, at most a year: an infinite one would end the thread that waits for it.
 _Seconds = Annotated[float, Field(le=365 * 86_400)]
 
 

@@ -221,8 +221,8 @@ def _load(isa: str, source: Path) -> ctypes.CDLL:
     except NativeBuildError:
         # Without a compiler use any compiler's build of this source, the newest first.
         built = sorted(_cache().glob(f"{_stem(isa, source)}-*.so"), key=_age)
-        for path in [prebuilt] * prebuilt.is_file() + built:
-            if library := _open(path):
+        for path in (prebuilt, *built):
+            if path.is_file() and (library := _open(path)):
                 return library
         raise
     name = _name(isa, compiler, source)

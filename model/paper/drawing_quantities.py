@@ -54,7 +54,7 @@ def speed_ratio(data: str, first: str, second: str) -> Measure:
             for row in (a, b)
         )
         if device == "cpu":
-            said += ", on a CPU, which gains less from large batches than the paper's GPU"
+            said += ", on a CPU"
         return Quantity(found.value, found.low, found.high, said)
 
     return measure

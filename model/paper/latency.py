@@ -135,7 +135,9 @@ class _Supplement(Experiment[LatencySettings]):
             "has medians, and the largest spread as a share of the median. A method stops at the "
             f"batch size at which a step would take more than {s['max_step_seconds']:g} seconds, "
             f"or that does not fit into memory. `{NATIVE}` is this project's decoder. The other "
-            "rows are plain PyTorch, in which `softmax` uses PyTorch's fused kernel."
+            "rows are plain PyTorch, in which `softmax` uses PyTorch's fused kernel. A GPU draws "
+            "hundreds of images in little more than the time of one, but a CPU core gains less "
+            "from large batches, so methods differ less there."
         )
 
     def table(self, rows: dict[str, Row]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from scanline.kernels.cuda.fused import fused_decode
 from scanline.kernels.cuda.fused.driver import CompileError, compile_cached
 from scanline.kernels.cuda.fused.fused_decode import LAUNCH_CONFIGS, LaunchConfig, supported_configs
-from scanline.model.checkpoint import SHIPPED_WEIGHTS, load_checkpoint
+from scanline.model.checkpoint import SHIPPED_WEIGHTS, read_config
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.packing import decode_config_for
 from tests.device.time_fused_kernel import VARIANTS
@@ -30,7 +30,7 @@ Job = tuple[str, dict[str, int | float]]  # source and macros
 def networks() -> Iterator[ModelConfig]:
     """Yield the networks that the checks draw with, the most important first."""
     for path in sorted(SHIPPED_WEIGHTS.glob("*.safetensors")):
-        yield load_checkpoint(path).model.config
+        yield read_config(path)
     yield from PRESETS.values()
     for height in TEST_HEIGHTS:
         yield from (replace(config, height=height, n_layers=3) for config in PRESETS.values())

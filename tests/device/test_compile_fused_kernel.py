@@ -8,7 +8,7 @@ import pytest
 
 from scanline.kernels.cuda.fused import fused_decode
 from scanline.kernels.cuda.fused.driver import CompileError
-from scanline.model.checkpoint import SHIPPED_WEIGHTS, load_checkpoint
+from scanline.model.checkpoint import SHIPPED_WEIGHTS, read_config
 from scanline.model.decoders.packing import decode_config_for
 from tests.device import compile_fused_kernel
 from tests.device.compile_fused_kernel import SHARED, jobs
@@ -20,7 +20,7 @@ HOPPER = (9, 0)
 def test_kernels_of_shipped_weights_and_variants_are_included() -> None:
     found = jobs(HOPPER)
     for path in SHIPPED_WEIGHTS.glob("*.safetensors"):
-        config = decode_config_for(load_checkpoint(path).model.config)
+        config = decode_config_for(read_config(path))
         launch_configs = fused_decode.supported_configs(
             config, fused_decode.LAUNCH_CONFIGS, capability=HOPPER, shared=SHARED
         )

@@ -262,10 +262,10 @@ def test_rare_value_that_the_dice_chose_is_visible(visit: Open) -> None:
     marked = page.evaluate(
         """async () => {
             const { Chart } = await import("./static/chart.js");
-            const canvas = document.createElement("canvas");
+            const chart = new Chart("Brightness", null, () => {});
+            const { canvas } = chart;
             Object.assign(canvas.style, { width: "400px", height: "200px" });
             document.body.append(canvas);
-            const chart = new Chart(canvas, null, () => {});
             chart.linear = true;
             const probabilities = Array(256).fill(0);
             [probabilities[0], probabilities[128]] = [0.999, 0.001];

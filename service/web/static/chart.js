@@ -40,12 +40,14 @@ export function connectScale(fieldset, name, initial, onChange) {
  */
 export class Chart {
   /**
-   * @param {HTMLCanvasElement} canvas
+   * @param {string} name of the channel
    * @param {number | null} channel 0, 1 or 2 for red, green or blue; null for brightness
    * @param {(value: number) => void} onPick
    * @param {{drag?: boolean}} options
    */
-  constructor(canvas, channel, onPick, { drag = false } = {}) {
+  constructor(name, channel, onPick, { drag = false } = {}) {
+    const canvas = document.createElement("canvas");
+    canvas.ariaLabel = `${name}: probability of each of 256 values. Enter chooses one.`;
     this.canvas = canvas;
     this.channel = channel;
     this.linear = false;

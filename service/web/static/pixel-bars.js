@@ -24,11 +24,10 @@ export class PixelBars {
   setModel(model) {
     const names = channelNames(model);
     this.charts = names.map((name, channel) => {
-      const canvas = document.createElement("canvas");
-      canvas.className = "chart";
-      canvas.ariaLabel = `${name}: probability of each of 256 values. Enter chooses one.`;
-      return new Chart(canvas, names.length > 1 ? channel : null,
+      const chart = new Chart(name, names.length > 1 ? channel : null,
         (value) => this.onPick(channel, value));
+      chart.canvas.className = "chart";
+      return chart;
     });
     this.chartList.replaceChildren(...this.charts.map(({ canvas }) => canvas));
     this.chartList.dataset.charts = names.length;

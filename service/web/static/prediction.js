@@ -43,10 +43,8 @@ export class Prediction {
     this.answer = this.pendingQuery = null;
     this.names = channelNames(model);
     this.charts = this.names.map((name, c) => {
-      const canvas = document.createElement("canvas");
-      canvas.ariaLabel = `${name}: probability of each of 256 values. Enter chooses one.`;
       const channel = model.channels === 3 ? c : null;
-      return new Chart(canvas, channel, (value) => this.host.onPick(c, value), { drag: true });
+      return new Chart(name, channel, (value) => this.host.onPick(c, value), { drag: true });
     });
     const container = document.getElementById("charts");
     container.replaceChildren(...this.charts.map(({ canvas }) => canvas));

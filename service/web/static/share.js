@@ -65,19 +65,18 @@ export class ShareBar {
     this.menu.id = `share-menu-${menus}`;
     menus += 1;
     bar.querySelector("[data-share-open]").setAttribute("popovertarget", this.menu.id);
-    const actions = {
-      link: [shareLink, "Link copied."],
-      gif: [async () => this.saveGif()],
-      png: [async (link) => this.savePng(link)],
-      curl: [async (link) => copyText(toCurl(link)), "Command copied."],
-      python: [async (link) => copyText(toPython(link)), "Program copied."],
+    const actions = { // each returns the message to show, or false for none
+      link: async (link) => (await shareLink(link)) && "Link copied.",
+      gif: () => this.saveGif(),
+      png: (link) => this.savePng(link),
+      curl: async (link) => (await copyText(toCurl(link))) && "Command copied.",
+      python: async (link) => (await copyText(toPython(link))) && "Program copied.",
     };
-    for (const [name, [act, message]] of Object.entries(actions)) {
+    for (const [name, act] of Object.entries(actions)) {
       this.button(name).addEventListener("click", async () => {
         this.menu.hidePopover();
         this.setStatus(name === "gif" ? "Making the animation …" : "");
-        const done = await act(this.link).catch((error) => { this.setStatus(describeError(error)); });
-        if (done !== undefined) this.setStatus(message ? (done ? message : "") : done);
+        this.setStatus((await act(this.link).catch(describeError)) || "");
       });
     }
     if (hasShareDialog()) this.button("link").textContent = "Share the link …";

@@ -248,7 +248,7 @@ def test_speeds_on_a_gpu_count_before_those_on_a_cpu() -> None:
     cpu = drawn("mnist", "lsh-1", 1.0) | drawn("mnist", "softmax", 1.0)
     judged = judge(claim, results("supplement", cpu))
     assert judged.verdict == NOT_REPRODUCED
-    assert ", on a CPU, which gains less from large batches" in judged.found
+    assert judged.found.endswith(", on a CPU")
     gpu = drawn("mnist", "lsh-1", 1.0, device="cuda")
     assert judge(claim, results("supplement", cpu | gpu)).verdict == NOT_REPRODUCED
     gpu |= drawn("mnist", "softmax", 1.5, device="cuda")
