@@ -58,6 +58,16 @@ class Claim:
         return " and ".join(parts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class UntestedClaim:
+    """A claim of the paper without a quantity here, with the reason."""
+
+    place: str
+    experiment: str
+    text: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Judgement of a claim: one of the four verdicts, with our quantity or the reason."""
@@ -304,19 +314,21 @@ CLAIMS = (
     ),
 )  # fmt: skip
 
-# Claims without a quantity here, with the reason.
 UNTESTED = (
-    (
-        SCALING, "softmax fits 4,096 positions into 11 GB, LSH-4 and LSH-8 fit 16,384",
-        "needs a GPU with 11 GB",
+    UntestedClaim(
+        place=SCALING, experiment="figure1",
+        text="softmax fits 4,096 positions into 11 GB, LSH-4 and LSH-8 fit 16,384",
+        reason="needs a GPU with 11 GB",
     ),
-    (
-        ONE_IMAGE, "CIFAR-10: linear is almost 6.6 times as fast as softmax for one image",
-        "needs a GPU; the paper's table has 300.1 s (softmax, GPU) and 45.1 s (linear, CPU)",
+    UntestedClaim(
+        place=ONE_IMAGE, experiment="supplement",
+        text="CIFAR-10: linear is almost 6.6 times as fast as softmax for one image",
+        reason="needs a GPU; the paper's table has 300.1 s (softmax, GPU) and 45.1 s (linear, CPU)",
     ),
-    (
-        "Supplement, section 9", "LSH's unconditional samples have fewer variations",
-        "needs networks trained much longer; `scanline train --attention lsh-4` trains one that "
-        "draws",
+    UntestedClaim(
+        place="Supplement, section 9", experiment="table1",
+        text="LSH's unconditional samples have fewer variations",
+        reason="needs networks trained much longer; `scanline train --attention lsh-4` trains one "
+        "that draws",
     ),
 )  # fmt: skip

@@ -19,6 +19,7 @@ from scanline.model.paper.claims import (
     judge,
 )
 from scanline.model.paper.experiment import Experiment
+from scanline.model.paper.markdown import markdown_table
 from scanline.model.paper.report import Row
 from scanline.model.paper.result_files import BEST_FIRST, Measured, Results, read_results
 from scanline.model.paper.runner import EXPERIMENTS
@@ -108,16 +109,30 @@ def _summary(verdicts: list[Verdict]) -> str:
 
     parts = [
         f"**{counts[REPRODUCED]} of the {tested} claims tested here are reproduced, "
-        f"{counts[NOT_TESTED] + len(UNTESTED)} are not tested.**"
+        f"{counts[NOT_TESTED] + len(UNTESTED)} are not tested.**",
+        _counts_by_experiment(verdicts),
     ]
     names = {
-        REPRODUCED: "Reproduced", NOT_REPRODUCED: "Not reproduced",
-        UNDECIDED: "Undecided, because a limit of the claim is within the spread",
-    }  # fmt: skip
+        NOT_REPRODUCED: "Not reproduced:",
+        UNDECIDED: "Undecided, because a limit of the claim is within the spread:",
+    }
     for verdict, name in names.items():
-        if claims := [one.claim.text for one in verdicts if one.verdict == verdict]:
-            parts.append(f"- {name}: {'; '.join(claims)}.")
-    return parts[0] + "\n\n" + "\n".join(parts[1:])
+        if claims := [f"- {one.claim.text}" for one in verdicts if one.verdict == verdict]:
+            parts += [name, "\n".join(claims)]
+    return "\n\n".join(parts)
+
+
+def _counts_by_experiment(verdicts: list[Verdict]) -> str:
+    counts = Counter((one.claim.experiment, one.verdict) for one in verdicts)
+    counts.update((one.experiment, NOT_TESTED) for one in UNTESTED)
+    kinds = (REPRODUCED, NOT_REPRODUCED, UNDECIDED, NOT_TESTED)
+    return markdown_table(
+        ["claims on", *kinds],
+        [
+            [one.title, *(str(counts[name, kind] or "–") for kind in kinds)]
+            for name, one in EXPERIMENTS.items()
+        ],
+    )
 
 
 def _claims(verdicts: list[Verdict]) -> str:
@@ -129,7 +144,7 @@ def _claims(verdicts: list[Verdict]) -> str:
         ]
         for one in verdicts
     ]  # fmt: skip
-    lines += [[text, place, "–", "–", why, f"**{NOT_TESTED}**"] for place, text, why in UNTESTED]
+    lines += [[one.text, one.place, "–", "–", one.reason, f"**{NOT_TESTED}**"] for one in UNTESTED]
     head = ["claim", "place", "quantity (the claim holds if)", "paper", "here (spread)", "verdict"]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))
 

@@ -98,9 +98,11 @@ def test_every_experiment_is_plotted_and_shown(tmp_path: Path) -> None:
         "| reproduced |" in page
     )
     assert "[^summaries]: " in page
-    reproduced, not_reproduced = page.count("| reproduced |"), page.count("**not reproduced** |")
-    tested = reproduced + not_reproduced
+    verdicts = page.split("## The paper's claims")[1]
+    reproduced = verdicts.count("| reproduced |")
+    tested = reproduced + verdicts.count("| **not reproduced** |")
     assert reproduced >= 3
+    assert "| Figure 2: copying | – | – | – | 2 |" in page
     assert f"**{reproduced} of the {tested} claims tested here are reproduced" in page
 
 
