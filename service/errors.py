@@ -16,7 +16,7 @@ from scanline.service.engine.idempotency import IdempotencyConflictError
 from scanline.service.engine.in_flight import TooManyInFlightError
 from scanline.service.engine.queue_limits import ClosedError, QueueFullError
 from scanline.service.engine.quota import QuotaExceededError
-from scanline.service.http.bodies import describe_json_error
+from scanline.service.http.bodies import describe_json_error, media_type, wrong_media_type
 from scanline.service.http.disconnect import ClientDisconnectedError
 from scanline.service.http.errors import (
     RETRY_SOON,
@@ -41,11 +41,11 @@ _ERRORS: dict[int, dict[str, Any]] = {
     406: {"description": "None of the accepted media types is available."},
     409: {
         "description": "There are no files yet, because the generation is still running, or none "
-        "at all, because it was cancelled.",
+        "at all, because it was cancelled by another request.",
         "headers": _RETRY_HEADER,
     },
     413: {"description": "The body is too large."},
-    415: {"description": "The body is compressed, or a form that is not in UTF-8."},
+    415: {"description": "The body has the wrong media type, is compressed, or is not in UTF-8."},
     422: {"description": "The `Idempotency-Key` was used before with another request."},
     429: {
         "description": "The queue, or your share of it, is full; your quota is used up; or your "
@@ -107,10 +107,11 @@ def incomplete_error(generation: Generation) -> ApiError | None:
     """
     if all(image.finish_reason is FinishReason.LENGTH for image in generation.images):
         return None
-    message = "the generation was cancelled; send the request again"
-    return generation_error(generation) or ApiError(
-        503, message, code="cancelled", headers=RETRY_SOON
+    message = (
+        "the generation was cancelled; send the request again, or get the pixels drawn so far as "
+        f"JSON from /v1/generations/{generation.id}"
     )
+    return generation_error(generation) or ApiError(409, message, code="cancelled")
 
 
 def add_exception_handlers(app: FastAPI) -> None:
@@ -136,7 +137,12 @@ def add_exception_handlers(app: FastAPI) -> None:
 
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        message, param, code = describe_validation_errors(error.errors())
+        problems = error.errors()
+        not_object = any(one["type"] == "model_attributes_type" for one in problems)
+        if not_object and "json" not in media_type(request):
+            message = "send a JSON object, with Content-Type: application/json"
+            return wrong_media_type(message).response
+        message, param, code = describe_validation_errors(problems)
         return ApiError(400, message, param=param, code=code).response
 
     app.add_exception_handler(HTTPException, on_http_error)

@@ -68,7 +68,7 @@ def test_curl(server: str, tmp_path: Path) -> None:
     (script,) = blocks("sh", "## Examples", PAGES["docs/api.md"])
     output = run(["bash", "-euc", script.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "samples.png") == (4 * 30 - 2, 4 * 30 - 2)
-    assert size(tmp_path / "lorries.png") == (2 * 34 - 2, 2 * 34 - 2)
+    assert size(tmp_path / "trucks.png") == (2 * 34 - 2, 2 * 34 - 2)
     assert size(tmp_path / "digit.png") == (28, 28)
     with zipfile.ZipFile(tmp_path / "completions.zip") as archive:
         assert len(archive.namelist()) == 4
@@ -83,11 +83,13 @@ def test_python(server: str, tmp_path: Path) -> None:
     (openai_example,) = blocks("python", "### With OpenAI's client")
     run([sys.executable, "-c", openai_example.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "openai-1.png") == (280, 280)
-    (httpx_example,) = blocks("python", "### From Python", PAGES["docs/api.md"])
+    httpx_example, background = blocks("python", "### From Python", PAGES["docs/api.md"])
     (stream,) = blocks("python", "## Streams", PAGES["docs/api.md"])
     (concurrent,) = blocks("python", "## Concurrent requests", PAGES["docs/api.md"])
     run([sys.executable, "-c", httpx_example.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "four-ways.png") == (2 * 30 - 2, 2 * 30 - 2)
+    state = run([sys.executable, "-c", background.replace(ADDRESS, server)], tmp_path)
+    assert state.startswith("finished {")
     lines = run([sys.executable, "-c", stream.replace(ADDRESS, server)], tmp_path).splitlines()
     assert lines[0].startswith("started")
     assert lines[-1].startswith("completed")

@@ -31,7 +31,7 @@ from scanline.service.state.registry import LoadedModel
 
 router = APIRouter(prefix="/v1", dependencies=COMMON_DEPENDENCIES)
 _CACHED = {name: {"schema": {"type": "string"}} for name in ("ETag", "Cache-Control")}
-_REPLIES: dict[int | str, dict[str, Any]] = error_responses(404, 429, 500, 503) | {
+_REPLIES: dict[int | str, dict[str, Any]] = error_responses(404, 409, 429, 500, 503) | {
     200: {"description": "The sample.", "content": {"image/png": {}}, "headers": _CACHED},
     304: {"description": "The client's copy (`If-None-Match`) is still valid."},
 }

@@ -55,7 +55,7 @@ from scanline.service.state.registry import LoadedModel
 router = APIRouter(prefix="/v1", dependencies=BODY_DEPENDENCIES, route_class=FormRoute)
 _LOCATION = {"description": "URL of the generation.", "schema": {"type": "string"}}
 _REPLIES = (
-    error_responses(403, 404, 406, 413, 415, 422, 429, 500, 503)
+    error_responses(403, 404, 406, 409, 413, 415, 422, 429, 500, 503)
     | IMAGES_RESPONSE
     | {
         202: {

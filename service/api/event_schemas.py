@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, with_config
+from pydantic import BaseModel, Field, with_config
 from typing_extensions import TypedDict
 
 from scanline.service.api.replies import USAGE, ImageLabel, ImageReply, Usage, example, label_name
@@ -90,11 +90,12 @@ class Pixels(TypedDict):
 
 
 class Completed(BaseModel):
-    """Event ``completed``: all images are drawn or cancelled."""
+    """Event ``completed``: all images are drawn, or the generation was cancelled."""
 
-    model_config = example(id="gen_5f2c", usage=USAGE, warnings=[])
+    model_config = example(id="gen_5f2c", status="finished", usage=USAGE, warnings=[])
 
     id: str
+    status: Annotated[str, Field(json_schema_extra={"enum": ["finished", "cancelled"]})]
     usage: Usage
     warnings: list[str]
 

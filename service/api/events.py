@@ -14,7 +14,13 @@ from scanline.service.api.event_schemas import Completed, Started, Waiting
 from scanline.service.api.replies import Usage, image_reply
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.api.waiting import wait_for_change, wait_until_finished
-from scanline.service.engine.generation import FinishReason, Generation, Image, Status
+from scanline.service.engine.generation import (
+    FinishReason,
+    Generation,
+    GenerationStatus,
+    Image,
+    Status,
+)
 from scanline.service.errors import generation_error
 from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.sse import (
@@ -73,7 +79,7 @@ async def stream_events(
     loop = asyncio.get_running_loop()
 
     def waiting_position() -> tuple[int, float] | None:
-        if estimate_wait is None or generation.status is not Status.WAITING:
+        if estimate_wait is None or generation.status is not GenerationStatus.WAITING:
             return None
         return estimate_wait()
 
@@ -106,7 +112,7 @@ async def stream_events(
                 await wait_until_finished(generation, client, pause(last_sent))
                 if generation.version != version:  # saves one more wake-up
                     continue
-            waits = estimate_wait is not None and generation.status is Status.WAITING
+            waits = estimate_wait is not None and generation.status is GenerationStatus.WAITING
             deadline = last_sent + (WAITING_SECONDS if waits else KEEP_ALIVE_SECONDS)
             await wait_for_change(generation, client, deadline - loop.time(), version)
             if loop.time() < deadline:  # changed, though perhaps by less than a whole row
@@ -133,8 +139,12 @@ def _final_event(generation: Generation) -> bytes:
     """Return the ``completed`` or ``error`` event of a finished generation."""
     if error := generation_error(generation):
         return sse_event("error", error.reply, END_ID)
-    usage, warnings = Usage.of(generation), generation.warnings
-    completed = Completed(id=generation.id, usage=usage, warnings=warnings)
+    completed = Completed(
+        id=generation.id,
+        status=generation.status,
+        usage=Usage.of(generation),
+        warnings=generation.warnings,
+    )
     return sse_event("completed", completed, END_ID)
 
 

@@ -20,14 +20,16 @@ from scanline.service.api.media import negotiate_media_type
 from scanline.service.api.replies import GenerationReply
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.api.waiting import wait_until_finished
-from scanline.service.engine.generation import Generation
 from scanline.service.engine.queue import QueuedGeneration
-from scanline.service.errors import error_responses, incomplete_error
+from scanline.service.errors import error_responses
 from scanline.service.http.disconnect import watch_client
 from scanline.service.http.errors import RETRY_SOON, ApiError
 from scanline.service.state.app_state import AppState
 
 router = APIRouter(prefix="/v1/generations", dependencies=COMMON_DEPENDENCIES)
+LastEventId = Annotated[
+    str | None, Header(description="The `id` of the last event that the client received.")
+]
 
 
 @router.get(
@@ -35,19 +37,24 @@ router = APIRouter(prefix="/v1/generations", dependencies=COMMON_DEPENDENCIES)
     responses=error_responses(404, 406, 409, 500, 503) | IMAGES_RESPONSE,
 )  # fmt: skip
 async def get_generation(
-    request: Request, app_state: AppStateDep, identifier: str, output: Output = "png"
+    request: Request,
+    app_state: AppStateDep,
+    identifier: str,
+    output: Output = "png",
+    last_event_id: LastEventId = None,
 ) -> Response:
     """Return a generation, while it runs and for some minutes afterwards.
 
     `Accept` selects the form, as for `POST /v1/samples`; files are available once it is finished.
     """
-    queued = _find(app_state, identifier)
+    queued = _find(request, app_state, identifier)
     queue, generation = queued
     media = negotiate_media_type(request, False, {"output"} & request.query_params.keys())
     if media == "text/event-stream":
-        return stream_generation(request, app_state, queued, "auto", None, output)
-    if media != "application/json":
-        _check_complete(generation)
+        return _events(request, app_state, queued, "auto", output, last_event_id)
+    if media != "application/json" and not generation.finished:
+        message = "it is still being drawn; try again in a moment, or ask for application/json"
+        raise ApiError(409, message, code="not_finished", headers=RETRY_SOON)
     writer = png_writer(app_state, queue)
     async with watch_client(request) as client:
         reply = await app_state.encode_pool.run(
@@ -73,7 +80,7 @@ async def get_events(
     identifier: str,
     granularity: Granularity = "auto",
     output: Output = "png",
-    last_event_id: Annotated[str | None, Header()] = None,
+    last_event_id: LastEventId = None,
     last_event_id_param: Annotated[
         str | None,
         Query(
@@ -87,12 +94,9 @@ async def get_events(
 
     After the last event the reply is 204, which stops a browser's EventSource from reconnecting.
     """
-    queued = _find(app_state, identifier)
+    queued = _find(request, app_state, identifier)
     last = last_event_id or last_event_id_param
-    if last == END_ID:
-        return Response(status_code=204)
-    cursors = parse_cursors(last, queued.generation) if last else None
-    return stream_generation(request, app_state, queued, granularity, cursors, output)
+    return _events(request, app_state, queued, granularity, output, last)
 
 
 @router.delete(
@@ -101,7 +105,7 @@ async def get_events(
 )  # fmt: skip
 async def cancel_generation(request: Request, app_state: AppStateDep, identifier: str) -> Response:
     """Cancel a generation. Its pixels so far stay readable. Cancelling it again has no effect."""
-    queue, generation = _find(app_state, identifier)
+    queue, generation = _find(request, app_state, identifier)
     queue.cancel(generation)
     async with watch_client(request) as client:
         await wait_until_finished(generation, client)
@@ -109,9 +113,25 @@ async def cancel_generation(request: Request, app_state: AppStateDep, identifier
         return await app_state.encode_pool.run(client, json_reply, generation, writer)
 
 
-def _find(app_state: AppState, identifier: str) -> QueuedGeneration:
-    """Find a generation by id."""
-    if found := app_state.registry.find_generation(identifier):
+def _events(
+    request: Request,
+    app_state: AppState,
+    queued: QueuedGeneration,
+    granularity: Granularity,
+    output: Output,
+    last_event_id: str | None,
+) -> Response:
+    """Stream a generation's events after the last one that the client received, if any."""
+    if last_event_id == END_ID:
+        return Response(status_code=204)
+    cursors = parse_cursors(last_event_id, queued.generation) if last_event_id else None
+    return stream_generation(request, app_state, queued, granularity, cursors, output)
+
+
+def _find(request: Request, app_state: AppState, identifier: str) -> QueuedGeneration:
+    """Find a generation by id. If the server has API keys, only its own key finds it."""
+    found = app_state.registry.find_generation(identifier)
+    if found and request.state.key in ("", found.generation.caller):
         return found
     seconds = app_state.settings.keep_seconds
     raise ApiError(
@@ -121,13 +141,3 @@ def _find(app_state: AppState, identifier: str) -> QueuedGeneration:
         param="identifier",
         code="generation_not_found",
     )
-
-
-def _check_complete(generation: Generation) -> None:
-    """Raise ``ApiError`` if a generation has no files, because it is unfinished or cancelled."""
-    if not generation.finished:
-        message = "it is still being drawn; try again in a moment, or ask for application/json"
-        raise ApiError(409, message, code="not_finished", headers=RETRY_SOON)
-    if generation.error is None and incomplete_error(generation):
-        message = "it was cancelled; ask for application/json to get the pixels drawn so far"
-        raise ApiError(409, message, code="cancelled")

@@ -9,7 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from scanline.model.config import NO_LABEL
 from scanline.service.api.requests import Output
-from scanline.service.engine.generation import FinishReason, Generation, Image, Status
+from scanline.service.engine.generation import (
+    FinishReason,
+    Generation,
+    GenerationStatus,
+    Image,
+    Status,
+)
 from scanline.service.recipes.png_writer import PngWriter
 
 
@@ -141,7 +147,7 @@ class GenerationReply(BaseModel):
     id: str
     object: Literal["generation"] = "generation"
     model: str
-    status: StatusField
+    status: Annotated[str, Field(json_schema_extra={"enum": list(GenerationStatus)})]
     width: int
     height: int
     channels: int
@@ -164,6 +170,6 @@ class GenerationReply(BaseModel):
             channels=config.channels,
             images=[image_reply(generation, image, output, writer) for image in generation.images],
             usage=Usage.of(generation),
-            error=generation.error if status is Status.FINISHED else None,
+            error=generation.error if status is GenerationStatus.FAILED else None,
             warnings=generation.warnings,
         )

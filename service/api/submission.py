@@ -11,6 +11,7 @@ from scanline.service.engine.generation import FinishReason, Generation, Generat
 from scanline.service.engine.idempotency import RequestKey, fingerprint
 from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.engine.queue import QueuedGeneration
+from scanline.service.http.errors import ApiError
 from scanline.service.state.app_state import AppState
 
 IdempotencyKey = Annotated[
@@ -55,9 +56,16 @@ def request_key(
         engine: The engine that would draw it.
         spec: The images to draw.
         seed: The seed in the body, None if the client left it out.
+
+    Raises:
+        ApiError: If there are several such headers.
     """
     if name is None:
         return None
+    if len(request.headers.getlist("idempotency-key")) > 1:
+        raise ApiError(
+            400, "Idempotency-Key: send it once", param="idempotency-key", code="too_many"
+        )
     return RequestKey(request.state.caller, name, fingerprint(engine.name, spec, seed))
 
 

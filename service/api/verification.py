@@ -38,6 +38,7 @@ from scanline.service.recipes.verification import (
     find_given,
     no_recipe,
     options_of,
+    other_source,
     other_weights,
     read_picture,
     scale_down,
@@ -73,7 +74,7 @@ class VerifyReply(BaseModel):
 
 @router.post(
     "/verify", tags=["look inside"], dependencies=[Depends(unique_form_fields())],
-    response_model=VerifyReply, responses=error_responses(403, 413, 415, 429, 500, 503),
+    response_model=VerifyReply, responses=error_responses(403, 409, 413, 415, 429, 500, 503),
 )  # fmt: skip
 async def verify(
     request: Request,
@@ -85,6 +86,12 @@ async def verify(
     A completion also needs `source`, the picture that was completed, unless its first rows were
     the known part.
     """
+    if form.source is None and (names := form.non_default_fields & {"mask", "known_rows", "fit"}):
+        name = min(names)
+        raise ApiError(
+            400, f"{name}: send source too, the picture that was completed, or leave this out",
+            param=name, code="unsupported",
+        )  # fmt: skip
     if not app_state.models:
         raise not_ready("the models are still loading; try again in a moment")
     async with watch_client(request) as client:
@@ -129,8 +136,13 @@ async def _draw_and_compare(
             add_given = (_add_given, form, recipe, saved, config, spec)
             completion = await app_state.upload_pool.run(client, *add_given)
         if completion is None:
-            return source_missing(recipe)
+            return source_missing(recipe) if form.source is None else other_source(recipe)
         spec = completion
+    elif form.source is not None:
+        raise ApiError(
+            400, "source: this picture is not a completion; leave it out",
+            param="source", code="unsupported",
+        )  # fmt: skip
     queue, generation = submit_generation(request, app_state, engine, spec)
     await wait_for_result(request, queue, generation)
     if error := incomplete_error(generation):

@@ -69,7 +69,7 @@ def verify(
     if changes is not None and verdict.changes is not None:
         write_atomically(changes, verdict.changes)
         typer.echo(f"wrote {changes}")
-    if verdict.verdict is Verdict.SOURCE_MISSING and source is None:
+    if verdict.verdict is Verdict.SOURCE_MISSING:
         typer.echo("Pass it with --source, and with --rows if a number of rows was kept.")
     if verdict.verdict is not Verdict.SAME:
         raise typer.Exit(1)
@@ -111,8 +111,11 @@ def _verify(
             else _read_given(recipe, spec, config, *given)
         )
         if completion is None:
-            return verifying.source_missing(recipe)
+            missing = given is None
+            return (verifying.source_missing if missing else verifying.other_source)(recipe)
         spec = completion
+    elif given is not None:
+        raise ValueError("this picture is not a completion; leave out --source")
     generation, provenance = draw_generation(checkpoint, spec, options)
     images = [image.read(0, config.pixels) for image in generation.images]
     return verifying.compare(recipe, saved, images, config, provenance)

@@ -28,11 +28,21 @@ Clock = Callable[[], float]  # monotonic seconds; an engine and its queue share 
 
 
 class Status(StrEnum):
-    """Status of an image or a generation."""
+    """Status of an image."""
 
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class GenerationStatus(StrEnum):
+    """Status of a generation; the last three are final."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
 
 
 class FinishReason(StrEnum):
@@ -242,11 +252,15 @@ class Generation:
         return self.ended is not None
 
     @property
-    def status(self) -> Status:
+    def status(self) -> GenerationStatus:
         """Status of the generation as a whole."""
-        if self.finished:
-            return Status.FINISHED
-        return Status.WAITING if self.started is None else Status.RUNNING
+        if not self.finished:
+            waits = self.started is None
+            return GenerationStatus.WAITING if waits else GenerationStatus.RUNNING
+        if self.error is not None:
+            return GenerationStatus.FAILED
+        cancelled = any(i.finish_reason is FinishReason.CANCELLED for i in self.images)
+        return GenerationStatus.CANCELLED if cancelled else GenerationStatus.FINISHED
 
     @property
     def waiting(self) -> int:

@@ -113,6 +113,16 @@ def describe_json_error(cause: BaseException | None) -> str:
     return f"the body is not valid JSON: {reason}"
 
 
+def media_type(request: Request) -> str:
+    """Return the media type of a request's body, without parameters; "" if it has none."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def wrong_media_type(message: str) -> ApiError:
+    """Return the error of a body that a route cannot read at all."""
+    return ApiError(415, message, param="content-type", code="unsupported_media_type")
+
+
 def unique_form_fields(*lists: str) -> Callable[[Request], Awaitable[None]]:
     """Return a dependency that refuses bodies other than forms, and repeated form fields.
 
@@ -121,12 +131,8 @@ def unique_form_fields(*lists: str) -> Callable[[Request], Awaitable[None]]:
     """
 
     async def check(request: Request) -> None:
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type not in FORM_MEDIA_TYPES:
-            raise ApiError(
-                400, "send multipart/form-data, with each image as a file",
-                param="content-type", code="unsupported",
-            )  # fmt: skip
+        if media_type(request) not in FORM_MEDIA_TYPES:
+            raise wrong_media_type("send multipart/form-data, with each image as a file")
         form = await request.form()
         _check_unique([name for name, _ in form.multi_items() if name not in lists])
 
@@ -138,7 +144,7 @@ async def unique_json_keys(request: Request) -> None:
 
     A body that does not parse is left to FastAPI, which refuses it.
     """
-    if "json" in request.headers.get("content-type", "").partition(";")[0].lower():
+    if "json" in media_type(request):
         body = await request.body()
         if len(body) > LARGE_JSON_BYTES:  # it would block the event loop
             await run_in_threadpool(_check_json_keys, body)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +13,12 @@ from starlette.exceptions import HTTPException
 
 RETRY_SOON = {"Retry-After": "1"}
 FILE_REQUIRED = "must be a file (with curl, -F {}=@picture.png)"  # formatted with the field's name
+_SUBJECT = re.compile(r"^(Input|String|List) should ")  # in pydantic's messages
+_PARSER_DETAILS = re.compile(r", (unable to|got a number|exceeded) .*")
+_WITHOUT_VALUE = ("extra_forbidden", "json_invalid", "missing", "model_attributes_type")
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _EXAMPLE: dict[str, Any] = {
-    "message": "n: must be greater than or equal to 1",
+    "message": "n: must be greater than or equal to 1; got 0",
     "type": "invalid_request_error",
     "param": "n",
     "code": "greater_than_equal",
@@ -95,12 +100,13 @@ def describe_validation_errors(
     Returns:
         One sentence for all errors, and the field and the code of the first.
     """
-    sentences: list[str] = []
+    reasons: dict[tuple[str | None, str], list[str]] = {}  # several for a union, one per member
     for error in errors:
-        # FastAPI puts "body", "query" … first; a union adds the name of each member that it tried.
+        # FastAPI puts "body", "query" … first.
         field = str(error["loc"][1]) if len(error["loc"]) > 1 else None
         message, code = str(error["msg"]).removeprefix("Value error, "), str(error["type"])
-        message = message.replace("Input should be ", "must be ", 1)
+        message = _PARSER_DETAILS.sub("", _SUBJECT.sub("must ", message))
+        got = "" if code in _WITHOUT_VALUE else _quote(error.get("input"))
         if code == "extra_forbidden":
             message = "there is no such field; remove it, or see /docs for the known ones"
         elif code == "json_invalid":
@@ -111,9 +117,22 @@ def describe_validation_errors(
         elif "Expected UploadFile" in message:
             message = FILE_REQUIRED.format(field)
         elif code == "model_attributes_type":
-            message = "send a JSON object, with Content-Type: application/json"
-        sentences.append(f"{field}: {message}" if field else message)
+            message = "send a JSON object"
+        elif code == "int_parsing_size":
+            message = "is too large"
+        reasons.setdefault((field, got), []).append(message)
+    sentences = [
+        f"{field}: {', or '.join(dict.fromkeys(all_reasons))}{got}" if field else all_reasons[0]
+        for (field, got), all_reasons in reasons.items()
+    ]
     first = errors[0]
     named = len(first["loc"]) > 1 and first["type"] != "json_invalid"
     param = str(first["loc"][1]) if named else None
-    return "; ".join(dict.fromkeys(sentences)), param, str(first["type"])
+    return "; ".join(sentences), param, str(first["type"])
+
+
+def _quote(value: object) -> str:
+    """Return a number or text as the end of a message, "" for other values."""
+    if not isinstance(value, str | int | float):
+        return ""
+    return f"; got {_shorten(json.dumps(value, ensure_ascii=False), 40)}"

@@ -19,7 +19,7 @@ from starlette.datastructures import UploadFile
 
 from scanline.model.config import ModelConfig
 from scanline.model.images import ImageError
-from scanline.service.http.bodies import describe_json_error
+from scanline.service.http.bodies import describe_json_error, media_type, wrong_media_type
 from scanline.service.http.errors import FILE_REQUIRED, ApiError
 from scanline.service.images import MAX_SIDE, fit_to_model, image_to_canvas, transparent
 from scanline.service.openai.rendering import Frame, frame_for
@@ -41,16 +41,13 @@ class Edit:
 
 async def read_edit(request: Request) -> Edit:
     """Parse an edit from a form, or from JSON with data URLs; raises ``ApiError``."""
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    kind = media_type(request)
     if kind == "multipart/form-data":
         fields, images, masks = await _read_form(request)
     elif kind == "application/json":
         fields, images, masks = await _read_json(request)
     else:
-        raise ApiError(
-            400, "send multipart/form-data, or application/json with data URLs",
-            param="content-type", code="unsupported",
-        )  # fmt: skip
+        raise wrong_media_type("send multipart/form-data, or application/json with data URLs")
     try:
         options = EditsRequest.model_validate(fields, strict=kind == "application/json")
     except ValidationError as error:
@@ -58,17 +55,13 @@ async def read_edit(request: Request) -> Edit:
             [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
         ) from None
     if len(images) != 1:
-        raise _wrong_image_count(len(images))
+        name = "image" if kind == "multipart/form-data" else "images"
+        code = "too_many" if images else "missing"
+        message = f"{name}: send one picture; got {len(images)}"
+        raise ApiError(400, message, param=name, code=code)
     if len(masks) > 1:
         raise ApiError(400, "mask: send at most one", param="mask", code="too_many")
     return Edit(options, images[0], masks[0] if masks else None)
-
-
-def _wrong_image_count(count: int) -> ApiError:
-    return ApiError(
-        400, f"image: send one picture; got {count}",
-        param="image", code="missing" if not count else "too_many",
-    )  # fmt: skip
 
 
 ParsedBody = tuple[dict[str, Any], list[BinaryIO], list[BinaryIO]]  # fields, images and masks
@@ -123,7 +116,8 @@ async def _read_json(request: Request) -> ParsedBody:
 
 
 def _decode_data_url(source: object, param: str) -> BinaryIO:
-    url = source.get("image_url") if isinstance(source, dict) and len(source) == 1 else None
+    given = {k: v for k, v in source.items() if v is not None} if isinstance(source, dict) else {}
+    url = given.get("image_url") if len(given) == 1 else None
     if isinstance(url, str) and url.startswith("data:"):
         header, _, data = url.partition(",")
         if header.endswith(";base64"):

@@ -76,13 +76,13 @@ class Rendering:
     Attributes:
         frame: The size of the files.
         format: The file format.
-        quality: The quality of a JPEG or WebP, 0 to 100; None for the default.
+        quality: The quality of a JPEG or WebP, 0 to 100.
         warnings: Requested options that have no effect, or an unexpected one.
     """
 
     frame: Frame
     format: FileFormat
-    quality: int | None
+    quality: int
     warnings: list[str]
 
     @property
@@ -118,7 +118,7 @@ class Rendering:
             around.paste(large, (left, top))
             large = around
         buffer = io.BytesIO()
-        options = {} if self.quality is None else {"quality": self.quality}
+        options = {} if self.format == "png" else {"quality": self.quality}
         if self.format == "webp":
             options["method"] = 2  # a tenth larger than the default, in a third of the time
         large.save(buffer, self.format, **options)
@@ -147,7 +147,7 @@ def choose_rendering(body: ImageOptions, config: ModelConfig) -> Rendering:
         warnings.append("output_compression: no effect, because PNG is lossless; see output_format")
     if body.partial_images and not body.stream:
         warnings.append("partial_images: no effect without stream")
-    quality = None if kind_of_file == "png" else body.output_compression
+    quality = 100 if body.output_compression is None else body.output_compression
     frame = _frame(body.size, config)
     left, top, right, bottom = frame.box(config)
     if (right - left, bottom - top) != frame[:2]:

@@ -51,7 +51,7 @@ class ImageOptions(SamplingFields):
     output_format: FileFormat | None = None
     output_compression: Annotated[
         int | None,
-        Field(ge=0, le=100, description="Quality of a JPEG or WebP."),
+        Field(ge=0, le=100, description="Quality of a JPEG or WebP; 100 if left out."),
         ACCEPT_WHOLE_FLOAT,
     ] = None
     response_format: Annotated[

@@ -37,7 +37,7 @@ from scanline.service.state.registry import LoadedModel
 
 router = APIRouter(prefix="/v1/images", dependencies=COMMON_DEPENDENCIES, route_class=FormRoute)
 _REPLIES: dict[int | str, dict[str, Any]] = error_responses(
-    403, 404, 413, 415, 422, 429, 500, 503
+    403, 404, 409, 413, 415, 422, 429, 500, 503
 ) | {
     200: {
         "description": "The images; with `stream`, events `….partial_image` and `….completed`.",

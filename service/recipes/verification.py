@@ -31,6 +31,7 @@ class Verdict(StrEnum):
     OTHER_WEIGHTS = "other_weights"
     OTHER_ARITHMETIC = "other_arithmetic"
     SOURCE_MISSING = "source_missing"
+    OTHER_SOURCE = "other_source"
     NO_RECIPE = "no_recipe"
 
 
@@ -113,12 +114,21 @@ def other_weights(recipe: Recipe, here: str | None) -> Verification:
 
 
 def source_missing(recipe: Recipe) -> Verification:
-    """Return the verdict on a completion whose known pixels are not at hand."""
+    """Return the verdict on a completion whose source is needed, but was not given."""
     message = (
         "This picture is a completion. To check it, the original picture is needed, with the same "
         "part marked."
     )
     return Verification(Verdict.SOURCE_MISSING, message, recipe)
+
+
+def other_source(recipe: Recipe) -> Verification:
+    """Return the verdict on a completion whose source was given with other known pixels."""
+    message = (
+        "Another picture was completed, or another part of it was marked: check the source and "
+        "its mask, number of known rows and fit."
+    )
+    return Verification(Verdict.OTHER_SOURCE, message, recipe)
 
 
 def scale_down(
@@ -153,11 +163,11 @@ def find_given(
     """Add the known pixels of a completion to its spec; None if they are not at hand.
 
     The finished picture contains its known pixels, but not which they are. The usual case, that
-    the first rows are known, is found by trying each number of rows.
+    the first rows are known, is found by trying each number of rows. All pictures of a grid have
+    the same known pixels.
     """
-    if recipe.n > 1:
-        return None
-    canvas = saved.values[..., : config.channels].reshape(config.pixels, config.channels)
+    first = saved.values[: config.height, : config.width, : config.channels]
+    canvas = first.reshape(config.pixels, config.channels)
     for rows in range(1, config.height):
         known = np.arange(config.pixels) < rows * config.width
         tried = replace(spec, canvas=canvas, known=known)

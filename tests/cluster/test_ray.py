@@ -218,7 +218,7 @@ def check_full_queue_error(served: ClusterServer) -> None:
         for reply in begun:
             if reply.status_code == 202:
                 cancelled = client.delete(reply.headers["location"]).json()
-                assert cancelled["status"] == "finished"
+                assert cancelled["status"] == "cancelled"
         served.wait_idle()
 
 

@@ -120,8 +120,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 at += upgrade.args[0] - len(piece)
                 self._continue_after_upgrade()
             except httptools.HttpParserError:
-                malformed = (400, "this is not HTTP/1.1 as RFC 9112 defines it", "malformed")
-                self._reject(*(self._error or malformed))
+                reason = "this is not HTTP/1.1 as RFC 9112 defines it, or its method is unknown"
+                self._reject(*(self._error or (400, reason, "malformed")))
                 return
             if self._parser_budget <= 0:
                 limit = f"{self._limits.header_bytes:,} bytes"

@@ -16,6 +16,7 @@ const VERDICTS = {
   resized: () => "This picture was resized or cropped after it was saved.",
   source_missing: () => "This picture is a completion. It can only be checked together with the "
     + "picture that was completed.",
+  other_source: () => "This picture is a completion of another picture.",
   no_recipe: () => "This file does not say how it was drawn.",
 };
 

@@ -126,7 +126,7 @@ def test_a_cancelled_sample_is_an_error(
         until(lambda: generation.readers == 1)
         queue.cancel(generation)
         go_on.set()
-        check_error(asked.result(), 503, "cancelled")
+        check_error(asked.result(), 409, "cancelled")
     assert generation.images[0].finish_reason is FinishReason.CANCELLED
     assert client.get("/v1/samples/grey/3.png").status_code == 200
 

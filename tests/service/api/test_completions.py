@@ -118,7 +118,9 @@ def test_pictures_of_another_size_are_fitted_or_refused(api: LiveServer) -> None
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
 def test_a_body_that_is_not_a_form_is_refused(api: LiveServer, path: str) -> None:
     body = {"image": base64.b64encode(encode(random_picture())).decode(), "known_rows": 2}
-    message = check_error(api.client.post(path, json=body), 400, "unsupported", "content-type")
+    message = check_error(
+        api.client.post(path, json=body), 415, "unsupported_media_type", "content-type"
+    )
     assert "multipart/form-data" in message
 
 

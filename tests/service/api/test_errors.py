@@ -25,7 +25,7 @@ from tests.service.fixtures import (
 
 WRONG_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
     ({"colour": "red"}, "colour", "no such field"),
-    ({"n": 0}, "n", "greater than or equal to 1"),
+    ({"n": 0}, "n", "greater than or equal to 1; got 0"),
     ({"n": -1}, "n", "greater than or equal to 1"),
     ({"n": 21}, "n", "at most 20"),
     ({"n": 10**9}, "n", "at most 20"),
@@ -38,7 +38,7 @@ WRONG_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
     ({"seed": 2**64}, "seed", "less than or equal to 18446744073709551615"),
     ({"seed": 1.5}, "seed", "integer"),
     ({"seed": 2.0**53}, "seed", "integer"),
-    ({"seed": "1"}, "seed", "integer"),
+    ({"seed": "1"}, "seed", 'must be a valid integer; got "1"'),
     ({"seed": True}, "seed", "integer"),
     ({"label": 3}, "label", "zero, one, a frog"),
     ({"model": "colour", "label": "a frog"}, "label", "; the model grey has this class"),
@@ -47,7 +47,7 @@ WRONG_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
     ({"label": "\0"}, "label", "zero, one, a frog"),
     ({"label": 10**30}, "label", "zero, one, a frog"),
     ({"label": True}, "label", "label:"),
-    ({"label": 1.5}, "label", "label:"),
+    ({"label": 1.5}, "label", "a valid integer, or must be a valid string; got 1.5"),
     ({"model": "colour", "label": 0}, "label", "no classes"),
     ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
     ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
@@ -139,12 +139,13 @@ def test_duplicate_json_keys_are_refused(api: LiveServer, path: str) -> None:
         assert reply.json()["error"]["param"] == "n"
 
 
-def test_a_body_with_another_content_type_is_400(api: LiveServer) -> None:
+def test_a_body_with_another_content_type_is_415(api: LiveServer) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "application/octet-stream"):
         reply = api.client.post("/v1/samples", content=b'{"n": 1}', headers={"Content-Type": kind})
-        assert "application/json" in check_error(reply, 400)
+        message = check_error(reply, 415, "unsupported_media_type", "content-type")
+        assert "application/json" in message
     files = {"image": ("a.png", encode(random_picture()))}
-    check_error(api.client.post("/v1/samples", files=files), 400)
+    check_error(api.client.post("/v1/samples", files=files), 415, "unsupported_media_type")
 
 
 def test_unknown_paths_methods_and_media_types(api: LiveServer) -> None:
@@ -258,8 +259,8 @@ def test_invalid_completions_are_refused(api: LiveServer) -> None:
     check_error(api.client.post("/v1/completions", data={"known_rows": "1"}), 400, param="image")
     text = api.client.post("/v1/completions", data={"image": "text", "known_rows": "1"})
     check_error(text, 400, param="image")
-    check_error(api.client.post("/v1/completions"), 400)
-    check_error(api.client.post("/v1/completions", json={"image": "x"}), 400)
+    check_error(api.client.post("/v1/completions"), 415, "unsupported_media_type")
+    check_error(api.client.post("/v1/completions", json={"image": "x"}), 415)
 
 
 @pytest.mark.parametrize("route", ["completions", "score", "images/edits"])

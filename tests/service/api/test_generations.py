@@ -31,7 +31,8 @@ def test_read_and_cancel_a_generation(
         assert {i["finish_reason"] for i in cancelled.json()["images"]} == {"cancelled"}
         events = parse_sse(stream.read())
         assert [e.data["finish_reason"] for e in events if e.name == "image"] == ["cancelled"] * 6
-        assert events[-1].name == "completed"
+        assert (events[-1].name, events[-1].data["status"]) == ("completed", "cancelled")
+    assert (cancelled.json()["status"], cancelled.json()["error"]) == ("cancelled", None)
     assert api.client.delete(url).json() == cancelled.json() == api.client.get(url).json()
     half = values(api.client.get(url, params={"output": "values"}).json()["images"][0], GREY)
     assert half[:2].any()
@@ -58,7 +59,7 @@ def test_an_unexpected_body_is_ignored(
     for method, path in (("DELETE", address), ("GET", address), ("GET", "/v1/samples/fake/3.png")):
         decoder.permit(GREY.pixels)
         assert api.client.request(method, path, content=body).status_code == 200
-    assert api.client.post("/v1/samples", content=body).status_code == 400
+    check_error(api.client.post("/v1/samples", content=body), 400, "too_many")
 
 
 def test_head_of_a_stream_does_not_read_it(stepwise: tuple[LiveServer, StepwiseDecoder]) -> None:
@@ -90,10 +91,9 @@ def test_cancelled_generations_have_no_files(
         decoder.permit(2)
         until(lambda: generation.readers == 1)
         api.client.delete(url)
-        check_error(asking.result(), 503, "cancelled")
-    gone = api.client.get(url, headers=accept)
-    check_error(gone, 409, "cancelled")
-    assert "retry-after" not in gone.headers  # because it will never be complete
+        for reply in (asking.result(), api.client.get(url, headers=accept)):
+            assert url in check_error(reply, 409, "cancelled")
+            assert "retry-after" not in reply.headers  # because it will never be complete
 
 
 @pytest.mark.parametrize("media", ["application/x-npy", "image/png", "application/zip"])
@@ -118,8 +118,13 @@ def test_background_generations_have_files_once_finished(
     decoder.permit(GREY.pixels)
     assert reply.content == api.client.post("/v1/samples", json=body, headers=accept).content
     check_error(api.client.get(f"{url}?output=values", headers=accept), 400, "unsupported")
-    events = api.client.get(url, headers={"Accept": "text/event-stream"}).text
-    assert "event: completed" in events
+    stream = {"Accept": "text/event-stream"}
+    events = parse_sse(api.client.get(url, headers=stream).content)
+    assert (events[-1].name, events[-1].data["status"]) == ("completed", "finished")
+    rest = api.client.get(url, headers=stream | {"Last-Event-ID": events[-2].id})
+    assert [event.name for event in parse_sse(rest.content)] == ["completed"]
+    over = api.client.get(url, headers=stream | {"Last-Event-ID": events[-1].id})
+    assert over.status_code == 204
 
 
 def test_disconnecting_json_client_frees_its_slots_at_once() -> None:

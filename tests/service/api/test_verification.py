@@ -225,7 +225,27 @@ def test_completion_of_a_mask_needs_its_source(server: LiveServer) -> None:
     assert verify(server, png, source=encode(given), mask=masked)["verdict"] == "same"
     alpha.putpixel((2, 4), 0)
     other = encode(Picture.merge("LA", (given, alpha)))
-    assert verify(server, png, source=other)["verdict"] == "source_missing"
+    assert verify(server, png, source=other)["verdict"] == "other_source"
+
+
+def test_grid_of_completed_rows_needs_no_source(server: LiveServer) -> None:
+    given = encode(random_picture(GREY, 3))
+    png = server.complete(given, accept="image/png", known_rows=2, n=3, seed=4).content
+    assert verify(server, png)["verdict"] == "same"
+    assert verify(server, png, source=given, known_rows="3")["verdict"] == "other_source"
+
+
+def test_fields_without_an_effect_are_refused(server: LiveServer) -> None:
+    given = encode(random_picture(GREY, 3))
+    drawn = draw(server, seed=5)
+    for field, value in (("known_rows", "2"), ("fit", "cover")):
+        files = {"image": ("a.png", drawn)}
+        reply = server.client.post("/v1/verify", files=files, data={field: value})
+        assert "send source too" in check_error(reply, 400, "unsupported", field)
+    reply = server.client.post("/v1/verify", files={"image": drawn, "mask": given})
+    assert "send source too" in check_error(reply, 400, "unsupported", "mask")
+    reply = server.client.post("/v1/verify", files={"image": drawn, "source": given})
+    assert "not a completion" in check_error(reply, 400, "unsupported", "source")
 
 
 def test_unfinished_images_carry_no_recipe() -> None:

@@ -80,16 +80,29 @@ def test_other_weights(
 
 
 def test_completions(weights: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    random_picture(GREY).save("given.png")
-    draw(weights, out, "--rows", 3, "-n", 1, command="complete")
-    assert run_command("verify", out, "--weights", weights) == 0
-    draw(weights, out, "--rows", 3, "-n", 3, "--particles", 2, command="complete")
+    picture = random_picture(GREY)
+    picture.save("given.png")
+    verify, source = ("verify", out, "--weights", weights), ("--source", "given.png")
+    for n in (1, 3):
+        draw(weights, out, "--rows", 3, "-n", n, "--particles", 2, command="complete")
+        assert run_command(*verify) == 0
+    assert run_command(*verify, *source, "--rows", 3) == 0
     capsys.readouterr()
-    assert run_command("verify", out, "--weights", weights) == 1
+    assert run_command(*verify, *source, "--rows", 2) == 1
+    printed = capsys.readouterr().out
+    assert "another part of it was marked" in printed
+    assert "--source" not in printed
+    picture.putalpha(Picture.new("L", picture.size, 255))
+    picture.putpixel((2, 3), (0, 0))
+    picture.save("given.png")
+    draw(weights, out, command="complete")
+    capsys.readouterr()
+    assert run_command(*verify) == 1
     assert "Pass it with --source" in capsys.readouterr().out
-    source = ["--source", "given.png"]
-    assert run_command("verify", out, "--weights", weights, *source, "--rows", 3) == 0
-    assert run_command("verify", out, "--weights", weights, *source, "--rows", 2) == 1
+    assert run_command(*verify, *source) == 0
+    draw(weights, out)
+    assert run_command(*verify, *source) == 1
+    assert "not a completion" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("off", ["option", "variable"])

@@ -134,13 +134,17 @@ def test_options_of_newer_clients_cause_warnings(client: openai.OpenAI) -> None:
 def test_unknown_fields_of_json_may_be_null(http: httpx.Client) -> None:
     picture = fully_transparent(encode(random_picture()))
     url = "data:image/png;base64," + base64.b64encode(picture).decode()
-    body = {"prompt": "", "images": [{"image_url": url}], "complexity": None, "new": None}
+    image = {"image_url": url, "file_id": None}
+    body = {"prompt": "", "images": [image], "complexity": None, "new": None}
     reply = http.post("/v1/images/edits", json=body)
     assert reply.status_code == 200, reply.text
     assert reply.json()["warnings"] == []
     check_error(
         http.post("/v1/images/edits", json=body | {"new": 1}), 400, "extra_forbidden", "new"
     )
+    for images, code in (([], "missing"), ([image] * 2, "too_many")):
+        reply = http.post("/v1/images/edits", json=body | {"images": images})
+        check_error(reply, 400, code, "images")
 
 
 def test_the_border_of_a_picture_is_not_used(client: openai.OpenAI) -> None:
@@ -194,7 +198,7 @@ def test_json_edit_with_data_urls(http: httpx.Client) -> None:
         wrong = http.post("/v1/images/edits", json={"prompt": "", "images": images})
         check_error(wrong, 400, "invalid_image", "images")
     two = http.post("/v1/images/edits", json={"prompt": "", "images": [whole, whole]})
-    check_error(two, 400, "too_many", "image")
+    check_error(two, 400, "too_many", "images")
 
 
 def test_empty_mask_is_ignored(http: httpx.Client) -> None:
@@ -237,10 +241,10 @@ def test_invalid_edits_are_refused(client: openai.OpenAI, http: httpx.Client) ->
     refuse("understand sentences", encode(picture), prompt="a castle")
     refuse("n: ", encode(picture), n=0)
     url = "/v1/images/edits"
-    check_error(http.post(url, data={"prompt": ""}), 400)
+    check_error(http.post(url, data={"prompt": ""}), 415, "unsupported_media_type")
     check_error(http.post(url, content=b"{", headers={"content-type": "application/json"}), 400)
     check_error(http.post(url, json=[1]), 400, "json_invalid")
-    check_error(http.post(url, json={"prompt": ""}), 400, "missing", "image")
+    check_error(http.post(url, json={"prompt": ""}), 400, "missing", "images")
     files = {"image": encode(picture)}
     check_error(http.post(url, data={"hat": "x", "prompt": ""}, files=files), 400, param="hat")
     check_error(http.post(url, data={}, files=files), 400, "missing", "prompt")

@@ -207,7 +207,7 @@ def test_a_cancelled_stream_ends_with_an_error() -> None:
     assert events == []  # no image is complete
 
 
-def test_cancelled_generation_is_503() -> None:
+def test_cancelled_generation_is_an_error() -> None:
     """Incomplete images would look like complete ones."""
     with blocked_server() as (url, queue, cancelled), ThreadPoolExecutor(1) as pool:
         body = {"prompt": "", "n": 3}
@@ -216,7 +216,7 @@ def test_cancelled_generation_is_503() -> None:
         (generation,) = queue._live.values()
         queue.cancel(generation)
         cancelled.set()
-        check_error(reply.result(), 503, "cancelled")
+        check_error(reply.result(), 409, "cancelled")
 
 
 def test_client_raises_errors_of_a_stream(server: tuple[AppState, str]) -> None:

@@ -55,6 +55,10 @@ def test_a_repeated_request_is_drawn_once(client: httpx.Client) -> None:
         message = check_error(reply, 422, "idempotency_key_reused", "idempotency-key")
         assert "choose a new key" in message
     check_error(client.post("/v1/samples", json={}, headers={"Idempotency-Key": "x" * 256}), 400)
+    twice = client.post(
+        "/v1/samples", json={}, headers=[("Idempotency-Key", name) for name in "ab"]
+    )
+    check_error(twice, 400, "too_many", "idempotency-key")
 
 
 def test_a_repeated_upload_is_drawn_once(client: httpx.Client) -> None:

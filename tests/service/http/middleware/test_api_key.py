@@ -93,6 +93,22 @@ def test_images_in_flight_are_limited_per_caller(keys: str) -> None:
         assert ask("a", 4).status_code == 200  # finished images do not count
 
 
+def test_a_generation_belongs_to_its_key() -> None:
+    app_state, app = build({"api_key": "a,b"})
+    with (
+        listening(app, lambda: app_state.ready) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        a, b = ({"Authorization": f"Bearer {key}"} for key in "ab")
+        started = client.post("/v1/samples", json={}, headers=a | {"Prefer": "respond-async"})
+        path = started.headers["location"]
+        for method, suffix in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
+            reply = client.request(method, path + suffix, headers=b)
+            check_error(reply, 404, "generation_not_found")
+        assert client.get(f"{path}/events", headers=a).status_code == 200
+        assert client.get(path, headers=a).json()["status"] == "finished"
+
+
 def test_the_api_key_is_checked_before_the_body() -> None:
     app_state, app = build({"api_key": "secret"}, None)
     with listening(app, lambda: app_state.ready) as url:
