@@ -121,9 +121,9 @@ def test_background_generations_have_files_once_finished(
     stream = {"Accept": "text/event-stream"}
     events = parse_sse(api.client.get(url, headers=stream).content)
     assert (events[-1].name, events[-1].data["status"]) == ("completed", "finished")
-    rest = api.client.get(url, headers=stream | {"Last-Event-ID": events[-2].id})
+    rest = api.client.get(url, headers=stream | {"Last-Event-ID": str(events[-2].id)})
     assert [event.name for event in parse_sse(rest.content)] == ["completed"]
-    over = api.client.get(url, headers=stream | {"Last-Event-ID": events[-1].id})
+    over = api.client.get(url, headers=stream | {"Last-Event-ID": str(events[-1].id)})
     assert over.status_code == 204
 
 

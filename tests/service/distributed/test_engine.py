@@ -23,8 +23,8 @@ from scanline.service.engine.generation import (
     FinishReason,
     Generation,
     GenerationSpec,
+    GenerationStatus,
     Image,
-    Status,
 )
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import ClosedError, QueueLimits
@@ -194,7 +194,7 @@ def test_without_replicas_images_wait_and_the_engine_is_not_alive(tmp_path: Path
         until(lambda: not engine.alive, "not being ready")
         generation = engine.queue.submit(GenerationSpec(n=2, seed=0))
         with engine.queue.reading(generation):
-            assert generation.status is Status.WAITING
+            assert generation.status is GenerationStatus.WAITING
             local.replicas = gone
             until(lambda: generation.finished, "its end")
         assert_equals_local_engine(generation)

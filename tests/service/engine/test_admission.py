@@ -11,7 +11,7 @@ import pytest
 
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.fair_queue import AdmissionLimits
-from scanline.service.engine.generation import Generation, GenerationSpec, Status
+from scanline.service.engine.generation import Generation, GenerationSpec, GenerationStatus
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.engine.time_share import MAX_STEP_SECONDS, STEP_SECONDS
@@ -88,8 +88,8 @@ def test_an_image_is_admitted_between_two_steps() -> None:
         gate.wait()
         second = engine.queue.submit(GenerationSpec(n=1, seed=1))
         gate.let(1)
-        until(lambda: second.status is Status.RUNNING)
-        assert first.status is Status.RUNNING
+        until(lambda: second.status is GenerationStatus.RUNNING)
+        assert first.status is GenerationStatus.RUNNING
         assert first.images[0].position < GREY.pixels
         gate.open()
         assert_right(first)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec, Status
+from scanline.service.engine.generation import (
+    FinishReason,
+    Generation,
+    GenerationSpec,
+    GenerationStatus,
+    Status,
+)
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import QueueLimits
 from tests.fake_clock import Clock
@@ -90,14 +96,14 @@ def test_a_generation_without_readers_is_cancelled_after_the_grace_time() -> Non
                 pass
             clock.now += 100  # one reader is left
             gate.turn(2)
-            assert generation.status is Status.RUNNING
+            assert generation.status is GenerationStatus.RUNNING
         clock.now += 2.9
         gate.turn(2)
-        assert generation.status is Status.RUNNING
+        assert generation.status is GenerationStatus.RUNNING
         with engine.queue.reading(generation):  # a reader returns in time
             clock.now += 100
             gate.turn(2)
-            assert generation.status is Status.RUNNING
+            assert generation.status is GenerationStatus.RUNNING
         clock.now += 3
         gate.let(1)
         assert reasons(generation)[-1] is FinishReason.CANCELLED
@@ -134,7 +140,7 @@ def test_a_generation_that_nobody_reads_is_cancelled(grace: float, patience: flo
         gate.wait()
         clock.now += patience - 0.1
         gate.turn(2)
-        assert generation.status is Status.RUNNING
+        assert generation.status is GenerationStatus.RUNNING
         clock.now += 0.1
         gate.let(1)
         assert reasons(generation)[-1] is FinishReason.CANCELLED

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from scanline.service.engine.engine import Engine
-from scanline.service.engine.generation import FinishReason, GenerationSpec, Status
+from scanline.service.engine.generation import FinishReason, GenerationSpec, GenerationStatus
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import ClosedError, QueueLimits
 from tests.fake_clock import Clock
@@ -47,7 +47,7 @@ def test_close_cuts_off_generations_after_the_drain_time() -> None:
             engine.queue.close(drain=10)
             clock.now += 9.9
             gate.turn(2)
-            assert generation.status is Status.RUNNING
+            assert generation.status is GenerationStatus.RUNNING
             clock.now += 0.1
             gate.let(1)
             finished(generation)
@@ -80,7 +80,7 @@ def test_a_second_close_only_shortens_the_drain_time() -> None:
             for drain in (3600, 10, 3600):
                 engine.queue.close(drain)
             gate.turn(1)
-            assert generation.status is Status.RUNNING
+            assert generation.status is GenerationStatus.RUNNING
             clock.now += 10
             gate.let(1)
             finished(generation)

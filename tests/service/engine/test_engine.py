@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.sampling import SamplingParams
-from scanline.service.engine.generation import FinishReason, GenerationSpec, Status
+from scanline.service.engine.generation import FinishReason, GenerationSpec, GenerationStatus
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import (
     EVERY_FAKE,
@@ -50,7 +50,7 @@ def test_a_generation_is_drawn(config: ModelConfig) -> None:
             engine.start()
             assert_right(generation)
         assert [i.seed for i in generation.images] == [2**64 - 3, 2**64 - 2, 2**64 - 1, 0, 1, 2, 3]
-        assert generation.status is Status.FINISHED
+        assert generation.status is GenerationStatus.FINISHED
         assert generation.error is None
         assert generation.drawn_pixels == 7 * config.pixels
         assert engine.queue.find(generation.id) is generation

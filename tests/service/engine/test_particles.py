@@ -21,8 +21,8 @@ from scanline.service.engine.generation import (
     FinishReason,
     Generation,
     GenerationSpec,
+    GenerationStatus,
     ParticleStats,
-    Status,
 )
 from scanline.service.engine.queue_limits import QueueLimits
 from tests.conftest import tiny_config
@@ -183,7 +183,7 @@ def test_cancelled_images_free_all_their_slots() -> None:
         )
         generation = engine.queue.submit(spec)
         with engine.queue.reading(generation):
-            while generation.status is Status.WAITING:
+            while generation.status is GenerationStatus.WAITING:
                 time.sleep(0.001)
             engine.queue.cancel(generation)
             while not generation.finished:

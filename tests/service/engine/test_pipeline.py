@@ -16,7 +16,12 @@ from scanline.model.decoders.base import SYNCHRONOUS_SLOTS, InputBatch
 from scanline.model.particles import ParticleFilter
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.fair_queue import AdmissionLimits
-from scanline.service.engine.generation import FinishReason, GenerationSpec, Status
+from scanline.service.engine.generation import (
+    FinishReason,
+    GenerationSpec,
+    GenerationStatus,
+    Status,
+)
 from scanline.service.engine.pipeline import StepPipeline
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import QueueLimits
@@ -94,7 +99,7 @@ def test_known_pixels_are_stepped_over_together_with_other_images() -> None:
         known = np.arange(GREY.pixels) < 17
         other = engine.queue.submit(completion(GREY, 1, known))
         gate.turn(2)
-        assert other.status is Status.RUNNING
+        assert other.status is GenerationStatus.RUNNING
         assert other.images[0].position < 17
         assert other.drawn_pixels == 0
         assert other.first_pixel is None

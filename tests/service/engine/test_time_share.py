@@ -12,7 +12,7 @@ from scanline.model.decoders.factory import create_decoder
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.fair_queue import Admission
-from scanline.service.engine.generation import Generation, GenerationSpec, Status
+from scanline.service.engine.generation import Generation, GenerationSpec, GenerationStatus, Status
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.engine.slots import SlotAllocator
@@ -55,7 +55,7 @@ def test_a_small_request_starts_at_once_beside_a_large_one(
         small = engine.queue.submit(GenerationSpec(n=1, seed=100))
         with engine.queue.reading(large), engine.queue.reading(small):
             gate.turn(2)
-            assert small.status is Status.RUNNING
+            assert small.status is GenerationStatus.RUNNING
             assert engine.slots_in_use == 5
             gate.open()
             assert_right(small)
@@ -78,7 +78,7 @@ def test_a_small_request_gets_half_the_time() -> None:
             clock.now += seconds
             if len(decoder.steps) == 20:
                 small.append(engine.queue.submit(GenerationSpec(n=1, seed=1000)))
-            elif small and not small[0].finished and small[0].status is Status.RUNNING:
+            elif small and not small[0].finished and small[0].status is GenerationStatus.RUNNING:
                 if len(slots) == 1:
                     alone += seconds
                 else:
