@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import struct
+import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -12,6 +14,11 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _TYPE = re.compile(rb"[A-Za-z]{4}")
 # The ancillary chunks that decide what an image looks like here: transparency and orientation.
 _USED = (b"tRNS", b"eXIf")
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    """Return a chunk: its length, type, data and checksum."""
+    return struct.pack(f">I4s{len(data)}sI", len(data), kind, data, zlib.crc32(kind + data))
 
 
 def iterate_chunks(png: bytes) -> Iterator[tuple[bytes, int, int]]:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
-from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
 from scanline.service import __version__
@@ -22,7 +21,6 @@ from scanline.service.api import (
     verification,
 )
 from scanline.service.errors import add_exception_handlers
-from scanline.service.http.disconnect import watch_client
 from scanline.service.http.errors import ErrorReply, not_ready
 from scanline.service.http.middleware.access_log import AccessLogMiddleware
 from scanline.service.http.middleware.api_key import ApiKeyMiddleware
@@ -38,7 +36,7 @@ from scanline.service.openapi_schema import customize_openapi
 from scanline.service.state.app_state import AppState
 from scanline.service.tracing import TracingMiddleware
 from scanline.service.web.og_image import router as og_image_router
-from scanline.service.web.pages import DOCS_STATIC, add_pages
+from scanline.service.web.pages import add_pages
 
 QUIET_PATHS = ("/livez", "/readyz", "/metrics")  # excluded from the log and the traces by default
 LOADING_JOIN_SECONDS = 1.0  # how long a stopping server waits for models that are still loading
@@ -74,9 +72,9 @@ def create_app(app_state: AppState, open_models: Callable[[], None]) -> FastAPI:
             # other engines would still draw.
             await asyncio.to_thread(app_state.drain, None if app_state.failure is None else 0.0)
 
-    app = FastAPIOffline(  # serves the files of /docs itself, instead of naming a CDN
+    app = FastAPI(
         title="Scanline", version=__version__, description=DESCRIPTION, lifespan=lifespan,
-        docs_url=None, redoc_url=None, static_url=DOCS_STATIC,
+        docs_url=None, redoc_url=None,  # add_pages adds them
         generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,  # a redirect would go to any Host that a client sends
     )  # fmt: skip
@@ -176,6 +174,6 @@ def _add_operations(app: FastAPI, app_state: AppState) -> None:
     @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """Return metrics in Prometheus's text format."""
-        async with watch_client(request) as client:  # in a thread, as it takes milliseconds
-            text = await app_state.encode_pool.run(client, app_state.metrics.render)
+        # In a thread, because it takes milliseconds.
+        text = await app_state.encode_pool.run_for(request, app_state.metrics.render)
         return Response(text, media_type=CONTENT_TYPE)

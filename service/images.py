@@ -17,7 +17,7 @@ from PIL import Image
 
 from scanline.model.config import ModelConfig
 from scanline.model.images import Fit, ImageError, fit_image, fit_mask, flatten_alpha, size_error
-from scanline.model.png import SIGNATURE
+from scanline.model.png import SIGNATURE, png_chunk
 from scanline.service.upload_limits import CheckSize, open_upload
 
 # Opens an image file: the file, the name of its field, a check of its size, and the pixels per side
@@ -32,19 +32,14 @@ class MissingMaskError(ImageError):
     """An image to complete has neither a mask, nor known rows, nor transparent pixels."""
 
 
-def fit_to_model(config: ModelConfig, image: Image.Image, fit: Fit) -> Image.Image:
-    """Resize an image to the model's size and channels, and keep its transparency.
+def to_canvas(image: Image.Image, config: ModelConfig, fit: Fit) -> NDArray[np.uint8]:
+    """Fit an image to the model, with transparent parts on black: uint8 ``[T, C]``.
 
     Raises:
         ImageError: If ``fit`` is ``exact`` and the size differs.
     """
-    return fit_image(image, config.height, config.width, config.channels, fit)
-
-
-def image_to_canvas(image: Image.Image) -> NDArray[np.uint8]:
-    """Return a fitted image's values, with transparent parts on black: uint8 ``[T, C]``."""
-    values = flatten_alpha(image)
-    return values.reshape(-1, values.shape[-1])
+    fitted = fit_image(image, config.height, config.width, config.channels, fit)
+    return flatten_alpha(fitted).reshape(config.pixels, config.channels)
 
 
 def read_image(file: BinaryIO, config: ModelConfig, fit: Fit) -> NDArray[np.uint8]:
@@ -53,7 +48,7 @@ def read_image(file: BinaryIO, config: ModelConfig, fit: Fit) -> NDArray[np.uint
     Raises:
         ImageError: If the upload is not a valid image.
     """
-    return image_to_canvas(fit_to_model(config, _open(file, config, fit)[0], fit))
+    return to_canvas(_open(file, config, fit)[0], config, fit)
 
 
 def _open(
@@ -172,7 +167,7 @@ def read_masked_image(
             "out_of_range",
         )
     opened, original = _open(image, config, fit, open_image)
-    canvas = image_to_canvas(fit_to_model(config, opened, fit))
+    canvas = to_canvas(opened, config, fit)
     if known_rows is not None:
         return canvas, np.arange(config.pixels) < known_rows * config.width
     if mask is not None:
@@ -200,20 +195,16 @@ def to_png(pixels: NDArray[np.uint8], config: ModelConfig) -> bytes:
     H, W, C = config.height, config.width, config.channels
     rows = np.zeros((H, 1 + W * C), np.uint8)  # each after its filter type, 0 for none
     rows[:, 1:] = pixels.reshape(H, W * C)
-    return _png_head(H, W, C) + _png_chunk(b"IDAT", zlib.compress(rows.tobytes())) + _PNG_END
+    return _png_head(H, W, C) + png_chunk(b"IDAT", zlib.compress(rows.tobytes())) + _PNG_END
 
 
-def _png_chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(f">I4s{len(data)}sI", len(data), kind, data, zlib.crc32(kind + data))
-
-
-_PNG_END = _png_chunk(b"IEND", b"")
+_PNG_END = png_chunk(b"IEND", b"")
 
 
 @functools.lru_cache
 def _png_head(height: int, width: int, channels: int) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
-    return SIGNATURE + _png_chunk(b"IHDR", header)
+    return SIGNATURE + png_chunk(b"IHDR", header)
 
 
 def grid_size(n: int, config: ModelConfig) -> tuple[int, int]:

@@ -14,17 +14,15 @@ from scanline.service.api.dependencies import (
     COMMON_DEPENDENCIES,
     AppStateDep,
     find_model,
-    png_writer,
 )
 from scanline.service.api.requests import SampleQuery
 from scanline.service.api.specs import build_spec
 from scanline.service.api.submission import submit_generation
-from scanline.service.api.waiting import wait_for_result
+from scanline.service.api.waiting import wait_for_images
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.idempotency import RequestKey, fingerprint
-from scanline.service.errors import error_responses, incomplete_error
-from scanline.service.http.disconnect import watch_client
-from scanline.service.recipes.png_writer import PngWriter
+from scanline.service.errors import error_responses
+from scanline.service.recipes.png_encoding import encode_grid
 from scanline.service.recipes.recipe import FORMAT as RECIPE_FORMAT
 from scanline.service.state.app_state import AppState
 from scanline.service.state.registry import LoadedModel
@@ -63,7 +61,7 @@ def _client_etags(
 
 
 ClientETags = Annotated[set[str], Depends(_client_etags)]
-Encode = Callable[[PngWriter, Generation], bytes]  # all images to one PNG
+Encode = Callable[[Generation], bytes]  # all images to one PNG
 
 
 async def png_response(
@@ -93,21 +91,17 @@ async def png_response(
         ApiError: If drawing fails or is cancelled.
     """
     digest = fingerprint(loaded.engine.name, spec, spec.seed)
-    writer = png_writer(app_state, loaded.engine.queue)
-    provenance = writer.provenance
+    provenance = loaded.provenance if app_state.settings.png_metadata else None
     facts = f"{loaded.fingerprint} {RECIPE_FORMAT if provenance else None} {provenance}"
     etag = f'"{hashlib.sha256(facts.encode() + digest).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": cache_control}
     if etags & {etag, "*"}:
         return Response(status_code=304, headers=headers)
     queue, generation = submit_generation(
-        request, app_state, loaded.engine, spec, RequestKey("sample", etag, digest)
+        request, app_state, loaded, spec, RequestKey("sample", etag, digest)
     )
-    await wait_for_result(request, queue, generation)
-    if error := incomplete_error(generation):
-        raise error
-    async with watch_client(request) as client:
-        png = await app_state.encode_pool.run(client, encode, writer, generation)
+    await wait_for_images(request, queue, generation)
+    png = await app_state.encode_pool.run_for(request, encode, generation)
     return Response(png, media_type="image/png", headers=headers)
 
 
@@ -131,5 +125,4 @@ async def get_sample(
     scope = "private" if app_state.settings.api_keys else "public"
 
     caching = f"{scope}, no-cache"
-    encode = PngWriter.encode_grid
-    return await png_response(request, app_state, loaded, spec, etags, caching, encode)
+    return await png_response(request, app_state, loaded, spec, etags, caching, encode_grid)

@@ -7,14 +7,12 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
-from scanline.service.engine.queue import Queue
 from scanline.service.http.bodies import (
     no_query_params,
     unique_json_keys,
     unique_query_params,
 )
 from scanline.service.http.errors import ApiError, not_ready
-from scanline.service.recipes.png_writer import WITHOUT_RECIPES, PngWriter
 from scanline.service.state.app_state import AppState
 from scanline.service.state.registry import LoadedModel
 
@@ -70,10 +68,3 @@ def check_capacity(
         )
     if not app_state.idempotency.has_result(request.state.caller, key):
         loaded.engine.queue.check_capacity(n, request.state.caller)
-
-
-def png_writer(app_state: AppState, queue: Queue) -> PngWriter:
-    """Return the encoder of a queue's images, which adds recipes unless they are off."""
-    if not app_state.settings.png_metadata:
-        return WITHOUT_RECIPES
-    return PngWriter(app_state.registry.provenance(queue))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Form, Request, Response
 
@@ -12,7 +12,6 @@ from scanline.service.api.dependencies import (
     AppStateDep,
     check_capacity,
     find_model,
-    png_writer,
 )
 from scanline.service.api.generation_reply import (
     IMAGES_RESPONSE,
@@ -30,8 +29,6 @@ from scanline.service.api.replies import GenerationReply
 from scanline.service.api.requests import (
     CompletionForm,
     DrawRequest,
-    Granularity,
-    Output,
     SampleRequest,
 )
 from scanline.service.api.specs import build_spec
@@ -43,10 +40,8 @@ from scanline.service.api.submission import (
 )
 from scanline.service.api.waiting import wait_for_result
 from scanline.service.engine.generation import GenerationSpec
-from scanline.service.engine.idempotency import RequestKey
 from scanline.service.errors import error_responses
 from scanline.service.http.bodies import unique_form_fields
-from scanline.service.http.disconnect import watch_client
 from scanline.service.http.forms import FormRoute
 from scanline.service.images import read_masked_image
 from scanline.service.state.app_state import AppState
@@ -76,10 +71,9 @@ async def create_samples(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Draw images, of one class or of any."""
-    reply_format = _reply_format(request, body)
+    media = _media_type(request, body)
     loaded, spec = _resolve(request, app_state, body, idempotency_key)
-    key = request_key(request, idempotency_key, loaded.engine, spec, body.seed)
-    return await _draw(request, app_state, loaded, spec, reply_format, background, key)
+    return await _draw(request, app_state, loaded, spec, body, media, background, idempotency_key)
 
 
 @router.post(
@@ -97,38 +91,26 @@ async def create_completions(
 
     The unknown part lies below `known_rows`, or is transparent in `mask`, or in the picture itself.
     """
-    reply_format = _reply_format(request, form)
+    media = _media_type(request, form)
     loaded, spec = _resolve(request, app_state, form, idempotency_key)
-    async with watch_client(request) as client:
-        canvas, known = await app_state.upload_pool.run(
-            client,
-            read_masked_image,
-            form.image.file,
-            form.mask.file if form.mask else None,
-            form.known_rows,
-            form.fit,
-            loaded.engine.config,
-        )
-    spec = replace(spec, canvas=canvas, known=known)
-    key = request_key(request, idempotency_key, loaded.engine, spec, form.seed)
-    return await _draw(request, app_state, loaded, spec, reply_format, background, key)
-
-
-class _ReplyFormat(NamedTuple):
-    media: MediaType
-    granularity: Granularity
-    output: Output
-
-
-def _reply_format(request: Request, body: DrawRequest) -> _ReplyFormat:
-    """Select the reply's form by the `Accept` header and the body."""
-    media = negotiate_media_type(
+    canvas, known = await app_state.upload_pool.run_for(
         request,
-        body.stream,
-        body.non_default_fields,
-        stream_given="stream" in body.model_fields_set,
+        read_masked_image,
+        form.image.file,
+        form.mask.file if form.mask else None,
+        form.known_rows,
+        form.fit,
+        loaded.engine.config,
     )
-    return _ReplyFormat(media, body.granularity, body.output)
+    spec = replace(spec, canvas=canvas, known=known)
+    return await _draw(request, app_state, loaded, spec, form, media, background, idempotency_key)
+
+
+def _media_type(request: Request, body: DrawRequest) -> MediaType:
+    """Select the reply's media type by the `Accept` header and the body."""
+    stream_given = "stream" in body.model_fields_set
+    fields = body.non_default_fields
+    return negotiate_media_type(request, body.stream, fields, stream_given=stream_given)
 
 
 def _resolve(
@@ -146,33 +128,30 @@ async def _draw(
     app_state: AppState,
     loaded: LoadedModel,
     spec: GenerationSpec,
-    reply_format: _ReplyFormat,
+    body: DrawRequest,
+    media: MediaType,
     background: bool,
-    key: RequestKey | None,
+    idempotency_key: str | None,
 ) -> Response:
     """Submit a generation, and reply with its stream, its images, or its URL."""
-    media, granularity, output = reply_format
-    engine = loaded.engine
+    key = request_key(request, idempotency_key, loaded.engine, spec, body.seed)
+    output = body.output
     if media == "text/event-stream":
-        submitted = submit_generation(request, app_state, engine, spec, key)
-        return stream_generation(request, app_state, submitted, granularity, None, output)
-    if background and engine.queue.limits.keeps_results:  # otherwise the result could not be read
-        queue, generation = submit_generation(request, app_state, engine, spec, key, detached=True)
-        writer = png_writer(app_state, queue)
+        submitted = submit_generation(request, app_state, loaded, spec, key)
+        return stream_generation(request, app_state, submitted, body.granularity, None, output)
+    # In the background only if the result can be read later.
+    if background and loaded.engine.queue.limits.keeps_results:
+        queue, generation = submit_generation(request, app_state, loaded, spec, key, detached=True)
         headers = {
             "Location": f"{request.scope.get('root_path', '')}/v1/generations/{generation.id}",
             "Preference-Applied": "respond-async",
             **generation_headers(generation),
         }
-        async with watch_client(request) as client:
-            return await app_state.encode_pool.run(
-                client, json_reply, generation, writer, output, headers, 202
-            )
-    queue, generation = submit_generation(request, app_state, engine, spec, key)
-    writer = png_writer(app_state, queue)
+        return await app_state.encode_pool.run_for(
+            request, json_reply, generation, output, headers, 202
+        )
+    queue, generation = submit_generation(request, app_state, loaded, spec, key)
     # Without a key, no later request can read this generation: cancel it if the client disconnects.
     await wait_for_result(request, queue, generation, grace=0 if key is None else None)
-    async with watch_client(request) as client:
-        return await app_state.encode_pool.run(
-            client, encode_generation, generation, writer, media, output
-        )
+    encode = (encode_generation, generation, media, output)
+    return await app_state.encode_pool.run_for(request, *encode)

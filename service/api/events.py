@@ -31,7 +31,6 @@ from scanline.service.http.sse import (
     sse_event_from_json,
 )
 from scanline.service.http.thread_pool import FairThreadPool
-from scanline.service.recipes.png_writer import WITHOUT_RECIPES, PngWriter
 
 WAITING_SECONDS = 2.0  # between two `waiting` events
 PIXELS_PER_EVENT = 4096  # at most, rounded down to whole rows
@@ -52,7 +51,6 @@ async def stream_events(
     granularity: Granularity = "auto",
     resumed: list[Cursor] | None = None,
     output: Output = "png",
-    writer: PngWriter = WITHOUT_RECIPES,
     estimate_wait: Callable[[], tuple[int, float]] | None = None,
 ) -> AsyncIterator[bytes]:
     """Yield a generation as server-sent events, from the start or from a resumed position.
@@ -69,7 +67,6 @@ async def stream_events(
         granularity: Size of an update.
         resumed: The reader's position in each image; None to start from the beginning.
         output: Form of the pixels in ``image`` events.
-        writer: Encoder of the PNG files in ``image`` events.
         estimate_wait: Returns the number of images queued before it, and the estimated seconds.
             Without it, no ``waiting`` events are sent.
 
@@ -87,7 +84,7 @@ async def stream_events(
         ahead, _ = waiting_position() or (0, 0.0)
         yield sse_event("started", Started.of(generation, ahead))
     last_sent = loop.time()
-    events = _EventSource(generation, granularity, output, resumed, writer)
+    events = _EventSource(generation, granularity, output, resumed)
 
     async def next_chunk(chunks: Iterator[bytes]) -> bytes | None:
         if generation.config.values > MAX_INLINE_VALUES and events.may_have_changed:
@@ -169,9 +166,7 @@ class _EventSource:
         granularity: Granularity,
         output: Output,
         resumed: list[Cursor] | None,
-        writer: PngWriter = WITHOUT_RECIPES,
     ) -> None:
-        self._writer = writer
         self._generation, self._granularity, self._output = generation, granularity, output
         self._cursors = [Cursor()] * len(generation.images) if resumed is None else resumed
         self._open = [image for image in generation.images if not self._cursors[image.index].ended]
@@ -191,7 +186,7 @@ class _EventSource:
             yield sse_event_from_json("pixels", data, format_cursors(self._cursors))
         for image in finished:
             self._cursors[image.index] = self._cursors[image.index]._replace(ended=True)
-            reply = image_reply(self._generation, image, self._output, self._writer)
+            reply = image_reply(self._generation, image, self._output)
             yield sse_event("image", reply, format_cursors(self._cursors))
         if finished:
             self._open = [i for i in self._open if not self._cursors[i.index].ended]

@@ -9,7 +9,6 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from scanline.service.api.cursors import Cursor
-from scanline.service.api.dependencies import png_writer
 from scanline.service.api.event_schemas import EVENT_STREAM
 from scanline.service.api.events import stream_events
 from scanline.service.api.media import (
@@ -27,7 +26,7 @@ from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.responses import json_response
 from scanline.service.http.sse import stream_response
 from scanline.service.images import to_npy, to_zip
-from scanline.service.recipes.png_writer import PngWriter
+from scanline.service.recipes.png_encoding import encode_grid, encode_image
 from scanline.service.state.app_state import AppState
 
 IMAGES_RESPONSE: dict[int | str, dict[str, Any]] = {
@@ -41,33 +40,30 @@ IMAGES_RESPONSE: dict[int | str, dict[str, Any]] = {
 
 def json_reply(
     generation: Generation,
-    writer: PngWriter,
     output: Output = "png",
     headers: dict[str, str] | None = None,
     status: int = 200,
 ) -> Response:
     """Reply with a generation as JSON."""
-    return json_response(GenerationReply.of(generation, writer, output), headers, status)
+    return json_response(GenerationReply.of(generation, output), headers, status)
 
 
-def encode_generation(
-    generation: Generation, writer: PngWriter, media: MediaType, output: Output
-) -> Response:
+def encode_generation(generation: Generation, media: MediaType, output: Output) -> Response:
     """Encode a generation as a media type; raises ``ApiError`` if it has no files."""
     config = generation.config
     headers = generation_headers(generation)
     if media == "application/json":
-        return json_reply(generation, writer, output, headers)
+        return json_reply(generation, output, headers)
     if error := incomplete_error(generation):
         raise error
     if media == "application/x-npy":
         images = [image.read(0, config.pixels) for image in generation.images]
         return Response(to_npy(images, config), media_type=media, headers=headers)
     if media == "image/png":
-        png = writer.encode_grid(generation)
+        png = encode_grid(generation)
         return Response(png, media_type=media, headers=headers)
     files = [
-        (f"{image.index:04d}-seed-{image.seed}.png", writer.encode_image(generation, image))
+        (f"{image.index:04d}-seed-{image.seed}.png", encode_image(generation, image))
         for image in generation.images
     ]
     return Response(to_zip(files), media_type=media, headers=headers)
@@ -93,7 +89,6 @@ def stream_generation(
             granularity=granularity,
             resumed=resumed,
             output=output,
-            writer=png_writer(app_state, queue),
             estimate_wait=lambda: queue.estimate_wait(generation),
         )
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from scanline.service.api.cursors import END_ID, parse_cursors
-from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, png_writer
+from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep
 from scanline.service.api.event_schemas import EVENT_STREAM
 from scanline.service.api.generation_reply import (
     IMAGES_RESPONSE,
@@ -48,19 +48,17 @@ async def get_generation(
     `Accept` selects the form, as for `POST /v1/samples`; files are available once it is finished.
     """
     queued = _find(request, app_state, identifier)
-    queue, generation = queued
+    generation = queued.generation
     media = negotiate_media_type(request, False, {"output"} & request.query_params.keys())
     if media == "text/event-stream":
         return _events(request, app_state, queued, "auto", output, last_event_id)
     if media != "application/json" and not generation.finished:
         message = "it is still being drawn; try again in a moment, or ask for application/json"
         raise ApiError(409, message, code="not_finished", headers=RETRY_SOON)
-    writer = png_writer(app_state, queue)
-    async with watch_client(request) as client:
-        reply = await app_state.encode_pool.run(
-            client, encode_generation, generation, writer, media, output
-        )
-    reply.headers.update({"Cache-Control": "no-store", "Vary": "Accept"})
+    reply = await app_state.encode_pool.run_for(
+        request, encode_generation, generation, media, output
+    )
+    reply.headers["Vary"] = "Accept"
     return reply
 
 
@@ -109,8 +107,7 @@ async def cancel_generation(request: Request, app_state: AppStateDep, identifier
     queue.cancel(generation)
     async with watch_client(request) as client:
         await wait_until_finished(generation, client)
-        writer = png_writer(app_state, queue)
-        return await app_state.encode_pool.run(client, json_reply, generation, writer)
+        return await app_state.encode_pool.run(client, json_reply, generation)
 
 
 def _events(

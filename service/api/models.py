@@ -8,7 +8,6 @@ from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, 
 from scanline.service.api.model_replies import FailedModel, ModelList, ModelReply, ReloadReply
 from scanline.service.errors import ERROR_SCHEMA, error_responses
 from scanline.service.http.bodies import no_query_params
-from scanline.service.http.disconnect import watch_client
 from scanline.service.http.errors import ApiError
 
 router = APIRouter(prefix="/v1/models", dependencies=COMMON_DEPENDENCIES)
@@ -41,8 +40,7 @@ async def reload_models(request: Request, app_state: AppStateDep) -> ReloadReply
             409, "the models of a cluster are not reloaded; start the frontend again",
             code="not_reloadable",
         )  # fmt: skip
-    async with watch_client(request) as client:
-        result = await app_state.reload_pool.run(client, app_state.reloader.reload)
+    result = await app_state.reload_pool.run_for(request, app_state.reloader.reload)
     failed = [
         FailedModel(model=name or None, message=reason) for name, reason in result.failed.items()
     ]

@@ -16,7 +16,7 @@ from scanline.service.engine.generation import (
     Image,
     Status,
 )
-from scanline.service.recipes.png_writer import PngWriter
+from scanline.service.recipes.png_encoding import encode_image
 
 
 def example(**fields: Any) -> ConfigDict:
@@ -88,9 +88,7 @@ def label_name(generation: Generation, image: Image) -> str | None:
     return None if image.label == NO_LABEL else generation.config.classes[image.label]
 
 
-def image_reply(
-    generation: Generation, image: Image, output: Output, writer: PngWriter
-) -> ImageReply:
+def image_reply(generation: Generation, image: Image, output: Output) -> ImageReply:
     """Describe an image, with its pixels as ``output`` says."""
     status = image.status  # read first and once, because the image may finish meanwhile
     done, particles = status is Status.FINISHED, image.particles
@@ -108,7 +106,7 @@ def image_reply(
     if output == "values":
         values = image.read(0, generation.config.pixels).ravel().tolist() if done else None
         return ValuesImage(**facts, values=values)
-    png = writer.encode_image(generation, image) if done else None
+    png = encode_image(generation, image) if done else None
     return PngImage(**facts, png=None if png is None else base64.b64encode(png).decode())
 
 
@@ -157,7 +155,7 @@ class GenerationReply(BaseModel):
     warnings: list[str]
 
     @classmethod
-    def of(cls, generation: Generation, writer: PngWriter, output: Output) -> GenerationReply:
+    def of(cls, generation: Generation, output: Output) -> GenerationReply:
         """Describe a generation in its current state, with pixels as ``output`` says."""
         # The status is read first, because the generation may finish meanwhile.
         config, status = generation.config, generation.status
@@ -168,7 +166,7 @@ class GenerationReply(BaseModel):
             width=config.width,
             height=config.height,
             channels=config.channels,
-            images=[image_reply(generation, image, output, writer) for image in generation.images],
+            images=[image_reply(generation, image, output) for image in generation.images],
             usage=Usage.of(generation),
             error=generation.error if status is GenerationStatus.FAILED else None,
             warnings=generation.warnings,

@@ -13,6 +13,7 @@ from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.engine.queue import QueuedGeneration
 from scanline.service.http.errors import ApiError
 from scanline.service.state.app_state import AppState
+from scanline.service.state.registry import LoadedModel
 
 IdempotencyKey = Annotated[
     str | None,
@@ -32,7 +33,7 @@ _Prefer = Annotated[
 ]
 
 
-def _prefers_async(request: Request, prefer: _Prefer = None) -> bool:
+async def _prefers_async(request: Request, prefer: _Prefer = None) -> bool:
     """Return True if any `Prefer` header contains `respond-async` (RFC 7240)."""
     preferences = ",".join(request.headers.getlist("prefer")).split(",")
     return any(one.partition(";")[0].strip().lower() == "respond-async" for one in preferences)
@@ -72,7 +73,7 @@ def request_key(
 def submit_generation(
     request: Request,
     app_state: AppState,
-    engine: EngineProtocol,
+    loaded: LoadedModel,
     spec: GenerationSpec,
     key: RequestKey | None = None,
     *,
@@ -83,7 +84,7 @@ def submit_generation(
     Args:
         request: The HTTP request, for its caller and for the access log.
         app_state: The state that holds the limits and the idempotency keys.
-        engine: The engine that draws it.
+        loaded: The model that draws it.
         spec: The images to draw.
         key: The idempotency key, if any.
         detached: Draw the images even if no client reads them.
@@ -99,12 +100,15 @@ def submit_generation(
     def submit() -> QueuedGeneration:
         app_state.in_flight.check(caller, spec.n)
         app_state.quota.check(caller)
-        generation = engine.queue.submit(spec, caller=caller, detached=detached)
+        queue = loaded.engine.queue
+        generation = queue.submit(spec, caller=caller, detached=detached)
+        if app_state.settings.png_metadata:
+            generation.provenance = loaded.provenance
         app_state.in_flight.track(caller, generation)
         app_state.quota.track(caller, generation)
         if app_state.tracing is not None:
             app_state.tracing.trace_generation(generation)
-        return QueuedGeneration(engine.queue, generation)
+        return QueuedGeneration(queue, generation)
 
     if key is None:
         submitted = submit()

@@ -15,17 +15,17 @@ from scanline.service.api.dependencies import (
     BODY_DEPENDENCIES,
     AppStateDep,
     check_capacity,
+    find_model,
 )
 from scanline.service.api.replies import example
 from scanline.service.api.requests import VerifyForm
 from scanline.service.api.specs import build_spec
 from scanline.service.api.submission import submit_generation
-from scanline.service.api.waiting import wait_for_result
+from scanline.service.api.waiting import wait_for_images
 from scanline.service.engine.generation import GenerationSpec
-from scanline.service.errors import error_responses, incomplete_error
+from scanline.service.errors import error_responses
 from scanline.service.http.bodies import unique_form_fields
-from scanline.service.http.disconnect import watch_client
-from scanline.service.http.errors import ApiError, not_ready
+from scanline.service.http.errors import ApiError
 from scanline.service.http.forms import FormRoute
 from scanline.service.http.responses import json_response
 from scanline.service.images import read_masked_image
@@ -92,16 +92,13 @@ async def verify(
             400, f"{name}: send source too, the picture that was completed, or leave this out",
             param=name, code="unsupported",
         )  # fmt: skip
-    if not app_state.models:
-        raise not_ready("the models are still loading; try again in a moment")
-    async with watch_client(request) as client:
-        read = await app_state.upload_pool.run(client, _read, app_state, form.image.file)
+    find_model(app_state, None)  # 503 while they load
+    read = await app_state.upload_pool.run_for(request, _read, app_state, form.image.file)
     if isinstance(read, Verification):
         verdict = read
     else:
         verdict = await _draw_and_compare(request, app_state, form, read)
-    async with watch_client(request) as client:
-        return await app_state.encode_pool.run(client, _reply, verdict)
+    return await app_state.encode_pool.run_for(request, _reply, verdict)
 
 
 class _Upload(NamedTuple):
@@ -129,12 +126,11 @@ async def _draw_and_compare(
 ) -> Verification:
     """Draw a picture's recipe and compare."""
     recipe, saved, loaded = upload
-    engine, config = loaded.engine, loaded.engine.config
+    config = loaded.engine.config
     spec = _spec(request, app_state, loaded, recipe)
     if recipe.given is not None:
-        async with watch_client(request) as client:
-            add_given = (_add_given, form, recipe, saved, config, spec)
-            completion = await app_state.upload_pool.run(client, *add_given)
+        add_given = (_add_given, form, recipe, saved, config, spec)
+        completion = await app_state.upload_pool.run_for(request, *add_given)
         if completion is None:
             return source_missing(recipe) if form.source is None else other_source(recipe)
         spec = completion
@@ -143,14 +139,12 @@ async def _draw_and_compare(
             400, "source: this picture is not a completion; leave it out",
             param="source", code="unsupported",
         )  # fmt: skip
-    queue, generation = submit_generation(request, app_state, engine, spec)
-    await wait_for_result(request, queue, generation)
-    if error := incomplete_error(generation):
-        raise error
+    queue, generation = submit_generation(request, app_state, loaded, spec)
+    await wait_for_images(request, queue, generation)
     images = [image.read(0, config.pixels) for image in generation.images]
     here = loaded.provenance
-    async with watch_client(request) as client:
-        return await app_state.encode_pool.run(client, compare, recipe, saved, images, config, here)
+    comparison = (compare, recipe, saved, images, config, here)
+    return await app_state.encode_pool.run_for(request, *comparison)
 
 
 def _find(app_state: AppState, recipe: Recipe) -> LoadedModel | None:

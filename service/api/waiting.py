@@ -10,7 +10,7 @@ from fastapi import Request
 
 from scanline.service.engine.generation import Generation
 from scanline.service.engine.queue import Queue
-from scanline.service.errors import generation_error
+from scanline.service.errors import generation_error, incomplete_error
 from scanline.service.http.disconnect import ClientDisconnectedError, WaitingClient, watch_client
 
 
@@ -55,8 +55,8 @@ async def _wait_for_callback(
 async def wait_for_change(
     generation: Generation,
     client: WaitingClient,
-    seconds: float | None,
-    seen: int | None = None,
+    seconds: float,
+    seen: int,
 ) -> None:
     """Wait for a generation's next change.
 
@@ -89,14 +89,14 @@ async def wait_until_finished(
 async def wait_for_result(
     request: Request, queue: Queue, generation: Generation, grace: float | None = 0
 ) -> None:
-    """Wait for a complete generation; cancel it if its client disconnects.
+    """Wait until a generation is finished or cancelled; cancel it if its client disconnects.
 
     Args:
         request: The client's request.
         queue: The queue that holds the generation.
         generation: The generation.
         grace: Seconds between the disconnect and the cancellation, in which another client may
-            read the generation. None is the queue's own default (``Limits.grace``).
+            read the generation. None is the queue's own default (``QueueLimits.grace``).
 
     Raises:
         ApiError: If drawing fails.
@@ -107,3 +107,17 @@ async def wait_for_result(
             await wait_until_finished(generation, client)
     if failed := generation_error(generation):
         raise failed
+
+
+async def wait_for_images(
+    request: Request, queue: Queue, generation: Generation, grace: float | None = 0
+) -> None:
+    """Wait for all images of a generation, as ``wait_for_result`` does.
+
+    Raises:
+        ApiError: If drawing fails, or the generation is cancelled by another request.
+        ClientDisconnectedError: If the client disconnects.
+    """
+    await wait_for_result(request, queue, generation, grace)
+    if incomplete := incomplete_error(generation):
+        raise incomplete

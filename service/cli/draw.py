@@ -41,7 +41,7 @@ def sample(
     """Draw images and write them as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
     from scanline.model.sampling import resolve
-    from scanline.service.cli.grid import DrawOptions, draw_grid
+    from scanline.service.cli.drawing import DrawOptions, draw_grid
     from scanline.service.engine.generation import GenerationSpec
 
     checkpoint = load_by_name(weights, model)
@@ -88,7 +88,7 @@ def complete(
     """Complete a picture several times and write the results as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
     from scanline.model.sampling import resolve
-    from scanline.service.cli.grid import DrawOptions, draw_grid
+    from scanline.service.cli.drawing import DrawOptions, draw_grid
     from scanline.service.cli.pictures import open_picture, read_file
     from scanline.service.engine.generation import GenerationSpec
     from scanline.service.images import MissingMaskError, read_masked_image

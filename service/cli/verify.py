@@ -13,7 +13,7 @@ from scanline.service.cli.options import Backend, Fit, Threads, WeightsDir
 if TYPE_CHECKING:
     from scanline.model.checkpoint import Checkpoint
     from scanline.model.config import ModelConfig
-    from scanline.service.cli.grid import DrawOptions
+    from scanline.service.cli.drawing import DrawOptions
     from scanline.service.engine.generation import GenerationSpec
     from scanline.service.recipes.recipe import Recipe
     from scanline.service.recipes.verification import Verification
@@ -55,7 +55,7 @@ def verify(
     The exit status is 0 if it is the same, and 1 otherwise.
     """
     from scanline.model.atomic_files import write_atomically
-    from scanline.service.cli.grid import DrawOptions, check_target
+    from scanline.service.cli.drawing import DrawOptions, check_target
     from scanline.service.recipes.verification import Verdict
 
     if rows is not None and source is None:
@@ -83,7 +83,7 @@ def _verify(
 ) -> Verification:
     """Draw a picture's recipe and compare."""
     from scanline.model.sampling import SamplingError, resolve
-    from scanline.service.cli.grid import draw_generation
+    from scanline.service.cli.drawing import draw_generation
     from scanline.service.cli.pictures import open_picture, read_file
     from scanline.service.engine.generation import GenerationSpec
     from scanline.service.recipes import verification as verifying

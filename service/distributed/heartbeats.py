@@ -66,7 +66,7 @@ class HeartbeatMonitor:
             try:
                 share = self._waiting_slots() / max(1, len(self.reports))
                 reports, failures = await self._replicas.heartbeat(
-                    self._frontend, share, HEARTBEAT_TIMEOUT, self.reproducibility
+                    self._frontend, share, self.reproducibility
                 )
             except (Exception, asyncio.CancelledError) as error:  # a replica dies, or there is none
                 if is_cancelled(error):

@@ -144,14 +144,13 @@ class ReplicaClient(Protocol):
         ...
 
     async def heartbeat(
-        self, frontend: str, share: float, seconds: float, reproducibility: str | None
+        self, frontend: str, share: float, reproducibility: str | None
     ) -> tuple[list[ReplicaReport], list[Exception]]:
-        """Ask all replicas for a report.
+        """Ask all replicas for a report within ``HEARTBEAT_TIMEOUT``.
 
         Args:
             frontend: Id of this frontend.
             share: Waiting slots at this frontend, divided by the number of replicas.
-            seconds: How long to wait for reports.
             reproducibility: That of the replicas that the frontend uses, None if there are none.
                 A replica with another one ends.
 

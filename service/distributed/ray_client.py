@@ -33,12 +33,11 @@ class RayReplicaClient:
         return stream
 
     async def heartbeat(
-        self, frontend: str, share: float, seconds: float, reproducibility: str | None
+        self, frontend: str, share: float, reproducibility: str | None
     ) -> tuple[list[ReplicaReport], list[Exception]]:
         """Ask all replicas for a report (see ``ReplicaClient.heartbeat``)."""
-        replies = await asyncio.to_thread(
-            _broadcast, self._handle, seconds, "heartbeat", frontend, share, reproducibility
-        )
+        call = ("heartbeat", frontend, share, reproducibility)
+        replies = await asyncio.to_thread(_broadcast, self._handle, HEARTBEAT_TIMEOUT, *call)
         reports = [one for one in replies if isinstance(one, ReplicaReport)]
         return reports, [one for one in replies if isinstance(one, Exception)]
 

@@ -238,7 +238,8 @@ class Engine:
             spec.sampling.write_to(inputs, row, one.image.label)
             if one.twins:
                 inputs.twin[row] = one.twins[0]
-        small = [one.generation in self._slots.small for one in images]
+        small_generations = self._slots.small
+        small = [one.generation in small_generations for one in images]
         generations = {one.generation for one in images}
 
         def prefilled() -> None:

@@ -23,6 +23,7 @@ from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.noise import image_seed
 from scanline.model.particles import COLLAPSED
 from scanline.model.sampling import SamplingParams
+from scanline.service.engine.provenance import Provenance
 
 Clock = Callable[[], float]  # monotonic seconds; an engine and its queue share one clock
 
@@ -235,6 +236,7 @@ class Generation:
         self.first_pixel: float | None = None
         self.ended: float | None = None
         self.error: str | None = None  # message for the client if images ended in an error
+        self.provenance: Provenance | None = None  # for recipes; None writes none
         self.closed = False  # ended because the server shuts down
         self.cancelled = False
         self.detached = False  # runs to its end even without a reader

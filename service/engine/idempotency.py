@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from scanline.service.engine.generation import Generation, GenerationSpec
-from scanline.service.engine.queue import Queue, QueuedGeneration
+from scanline.service.engine.queue import QueuedGeneration
 
 
 class IdempotencyConflictError(Exception):
@@ -51,19 +51,23 @@ class RequestKey(NamedTuple):
 
 
 class IdempotencyStore:
-    """Map from idempotency keys to generations. Not thread-safe: used by the event loop only."""
+    """Map from idempotency keys to generations. Not thread-safe: used by the event loop only.
 
-    def __init__(self) -> None:
+    Args:
+        find: Finds a live or kept generation by its id.
+    """
+
+    def __init__(self, find: Callable[[str], QueuedGeneration | None]) -> None:
+        self._find = find
         # Weak references bound the store: a key disappears once the queue drops its generation.
         self._generations: WeakValueDictionary[tuple[str, str], Generation] = WeakValueDictionary()
-        self._origins: WeakKeyDictionary[Generation, tuple[Queue, bytes]] = WeakKeyDictionary()
+        self._fingerprints: WeakKeyDictionary[Generation, bytes] = WeakKeyDictionary()
 
     def has_result(self, scope: str, name: str | None) -> bool:
         """Return True if a request with this key reuses a generation and needs no capacity."""
         if name is None or (generation := self._generations.get((scope, name))) is None:
             return False
-        queue, _ = self._origins[generation]
-        kept = queue.find(generation.id) is not None
+        kept = self._find(generation.id) is not None
         return kept and generation.error is None and not generation.cancelled
 
     def get_or_submit(
@@ -84,14 +88,13 @@ class IdempotencyStore:
             Exception: Whatever ``submit`` raises.
         """
         scoped_name = (key.scope, key.name)
-        if (generation := self._generations.get(scoped_name)) is not None:
-            queue, known_fingerprint = self._origins[generation]
-            if queue.find(generation.id) is not None:
-                if known_fingerprint != key.fingerprint:
-                    raise IdempotencyConflictError
-                if generation.error is None and queue.reattach(generation, caller):
-                    return QueuedGeneration(queue, generation)
-        queue, generation = submit()
-        self._generations[scoped_name] = generation
-        self._origins[generation] = (queue, key.fingerprint)
-        return QueuedGeneration(queue, generation)
+        generation = self._generations.get(scoped_name)
+        if generation is not None and (found := self._find(generation.id)) is not None:
+            if self._fingerprints[generation] != key.fingerprint:
+                raise IdempotencyConflictError
+            if generation.error is None and found.queue.reattach(generation, caller):
+                return found
+        submitted = submit()
+        self._generations[scoped_name] = submitted.generation
+        self._fingerprints[submitted.generation] = key.fingerprint
+        return submitted

@@ -198,11 +198,6 @@ class Queue:
         with self._changed:
             return self._live.get(identifier) or self._results.get(identifier, self._clock())
 
-    def drop_results(self) -> None:
-        """Forget all finished generations."""
-        with self._changed:
-            self._results.clear()
-
     @contextlib.contextmanager
     def reading(self, generation: Generation, grace: float | None = None) -> Iterator[None]:
         """Count as a reader of ``generation`` inside the ``with`` block.

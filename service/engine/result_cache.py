@@ -43,11 +43,6 @@ class ResultCache:
         while self._count > self._max_images and (len(self._all) > 1 or not self._max_images):
             self._evict(self._choose_evicted(generation.caller))
 
-    def clear(self) -> None:
-        """Evict all generations."""
-        while self._all:
-            self._evict(next(iter(self._all.values())))
-
     def _choose_evicted(self, caller: str) -> Generation:
         """Choose the generation to evict after ``caller`` added one."""
         own = self._by_caller[caller]

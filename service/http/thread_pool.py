@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
+from fastapi import Request
 
-from scanline.service.http.disconnect import ClientDisconnectedError, WaitingClient
+from scanline.service.http.disconnect import ClientDisconnectedError, WaitingClient, watch_client
 from scanline.service.http.errors import ApiError
 
 T = TypeVar("T")
@@ -71,6 +72,11 @@ class FairThreadPool:
             finally:
                 seconds, average = time.perf_counter() - began, self._task_seconds
                 self._task_seconds += (seconds - average) / AVERAGED_TASKS if average else seconds
+
+    async def run_for(self, request: Request, task: Callable[..., T], *arguments: Any) -> T:
+        """Run a task for a request's client, whose body must have been read; see ``run``."""
+        async with watch_client(request) as client:
+            return await self.run(client, task, *arguments)
 
     def _check_capacity(self, caller: str) -> None:
         if self.max_queued is None or self._free:

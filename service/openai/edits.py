@@ -21,7 +21,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.images import ImageError
 from scanline.service.http.bodies import describe_json_error, media_type, wrong_media_type
 from scanline.service.http.errors import FILE_REQUIRED, ApiError
-from scanline.service.images import MAX_SIDE, fit_to_model, image_to_canvas, transparent
+from scanline.service.images import MAX_SIDE, to_canvas, transparent
 from scanline.service.openai.rendering import Frame, frame_for
 from scanline.service.openai.requests import EditsRequest
 from scanline.service.upload_limits import open_upload
@@ -197,5 +197,5 @@ def read_canvas(edit: Edit, config: ModelConfig) -> ReadEdit:
             f"image: only the middle of the picture is used, {picture.width}x{picture.height} of "
             f"{whole.width}x{whole.height}, because the model's size is {W}x{H}"
         )
-    canvas = image_to_canvas(fit_to_model(config, small, "exact"))
+    canvas = to_canvas(small, config, "exact")
     return ReadEdit(canvas, ~unknown.reshape(-1), warnings)

@@ -26,7 +26,6 @@ from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.openai.rendering import Rendering
 from scanline.service.openai.replies import USAGE, TokenUsage
 from scanline.service.openai.requests import FileFormat
-from scanline.service.recipes.png_writer import PngWriter
 
 Kind = Literal["image_generation", "image_edit"]
 
@@ -86,7 +85,6 @@ async def stream_images(
     rendering: Rendering,
     partials: int,
     pool: FairThreadPool,
-    writer: PngWriter,
 ) -> AsyncIterator[bytes]:
     """Yield previews of each image, then the image, as server-sent events.
 
@@ -101,7 +99,6 @@ async def stream_images(
         rendering: How the images are encoded.
         partials: The number of previews per image.
         pool: Threads that encode the images.
-        writer: Adds the recipes to the finished images.
 
     Raises:
         ClientDisconnectedError: If the client disconnects.
@@ -109,7 +106,7 @@ async def stream_images(
     loop = asyncio.get_running_loop()
     last_sent = loop.time()
     sent = [0] * len(generation.images)  # events per image
-    builder = _EventBuilder(generation, kind, rendering, writer)
+    builder = _EventBuilder(generation, kind, rendering)
     while True:
         # Read before the images, so that no change during the loop below is missed.
         version, finished = generation.version, generation.finished
@@ -155,7 +152,6 @@ class _EventBuilder:
     generation: Generation
     kind: Kind
     rendering: Rendering
-    writer: PngWriter
 
     def partial(self, image: Image, position: int, preview: int) -> PartialImage:
         shown = self.rendering.encode_preview(image.preview(position), self.generation.config)
@@ -164,7 +160,7 @@ class _EventBuilder:
 
     def completed(self, image: Image) -> CompletedImage:
         generation = self.generation
-        file = self.rendering.encode_image(generation, image, self.writer)
+        file = self.rendering.encode_image(generation, image)
         return CompletedImage(
             **self._fields("completed", image, file),
             bits_per_dim=generation.bits_per_dim(image),

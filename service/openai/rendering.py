@@ -19,7 +19,7 @@ from scanline.service.engine.generation import Image as Drawn
 from scanline.service.http.errors import ApiError
 from scanline.service.images import MAX_SIDE
 from scanline.service.openai.requests import FileFormat, ImageOptions
-from scanline.service.recipes.png_writer import PngWriter
+from scanline.service.recipes.png_encoding import embed
 
 MAX_PIXELS = 20_000_000  # of all images of a reply, previews included
 _NO_EFFECT = {
@@ -95,12 +95,12 @@ class Rendering:
         """Size of the files as in OpenAI's API, such as "28x28"."""
         return f"{self.frame.width}x{self.frame.height}"
 
-    def encode_image(self, generation: Generation, image: Drawn, writer: PngWriter) -> str:
+    def encode_image(self, generation: Generation, image: Drawn) -> str:
         """Encode a finished image as a base64 file; a PNG carries its recipe."""
         config = generation.config
         file = self._encode(image.read(0, config.pixels), config)
         if self.format == "png":
-            file = writer.embed(file, generation, image, self.frame.scale)
+            file = embed(file, generation, image, self.frame.scale)
         return base64.b64encode(file).decode()
 
     def encode_preview(self, pixels: NDArray[np.uint8], config: ModelConfig) -> str:

@@ -13,15 +13,13 @@ from scanline.service.api.dependencies import (
     AppStateDep,
     check_capacity,
     find_model,
-    png_writer,
 )
 from scanline.service.api.media import GENERATION_HEADERS, generation_headers
 from scanline.service.api.specs import build_spec
 from scanline.service.api.submission import IdempotencyKey, request_key, submit_generation
-from scanline.service.api.waiting import wait_for_result
+from scanline.service.api.waiting import wait_for_images
 from scanline.service.engine.generation import Generation, GenerationSpec
-from scanline.service.engine.idempotency import RequestKey
-from scanline.service.errors import error_responses, incomplete_error
+from scanline.service.errors import error_responses
 from scanline.service.http.disconnect import WaitingClient, watch_client
 from scanline.service.http.forms import FormRoute
 from scanline.service.http.responses import json_response
@@ -59,8 +57,9 @@ async def create_generation(
 ) -> Response:
     """Draw images. The prompt names a class, or is empty."""
     loaded, rendering, spec = _resolve(request, app_state, body, idempotency_key)
-    key = request_key(request, idempotency_key, loaded.engine, spec, body.seed)
-    return await _draw(request, app_state, loaded, spec, body, "image_generation", rendering, key)
+    return await _draw(
+        request, app_state, loaded, spec, body, "image_generation", rendering, idempotency_key
+    )
 
 
 @router.post(
@@ -78,13 +77,13 @@ async def create_edit(
     edit: Edit = await read_edit(request)
     body = edit.options
     loaded, rendering, spec = _resolve(request, app_state, body, idempotency_key)
-    async with watch_client(request) as client:
-        read = (read_canvas, edit, loaded.engine.config)
-        canvas, known, warnings = await app_state.upload_pool.run(client, *read)
+    read = (read_canvas, edit, loaded.engine.config)
+    canvas, known, warnings = await app_state.upload_pool.run_for(request, *read)
     spec = replace(spec, canvas=canvas, known=known)
     rendering = replace(rendering, warnings=rendering.warnings + warnings)
-    key = request_key(request, idempotency_key, loaded.engine, spec, body.seed)
-    return await _draw(request, app_state, loaded, spec, body, "image_edit", rendering, key)
+    return await _draw(
+        request, app_state, loaded, spec, body, "image_edit", rendering, idempotency_key
+    )
 
 
 # --- Requests -----------------------------------------------------------------------------------
@@ -117,11 +116,11 @@ async def _draw(
     body: ImageOptions,
     kind: Kind,
     rendering: Rendering,
-    key: RequestKey | None,
+    idempotency_key: str | None,
 ) -> Response:
     """Submit a generation, and reply with its stream or its images."""
-    queue, generation = submit_generation(request, app_state, loaded.engine, spec, key)
-    writer = png_writer(app_state, queue)
+    key = request_key(request, idempotency_key, loaded.engine, spec, body.seed)
+    queue, generation = submit_generation(request, app_state, loaded, spec, key)
     # Without a key, no later request can read this generation: cancel it if the client disconnects.
     grace = 0 if key is None else None
     if body.stream:
@@ -129,7 +128,7 @@ async def _draw(
         def events(client: WaitingClient) -> AsyncIterator[bytes]:
             pool = app_state.encode_pool_for(rendering.pixels)
             partials = body.partial_images or 0
-            return stream_images(generation, client, kind, rendering, partials, pool, writer)
+            return stream_images(generation, client, kind, rendering, partials, pool)
 
         return stream_response(
             request,
@@ -138,14 +137,12 @@ async def _draw(
             queue.reading(generation, grace),
             generation_headers(generation),
         )
-    await wait_for_result(request, queue, generation, grace=grace)
-    if error := incomplete_error(generation):
-        raise error
+    await wait_for_images(request, queue, generation, grace=grace)
     pool = app_state.encode_pool_for(rendering.pixels)
     files: list[str] = []
     async with watch_client(request) as client:
         for image in generation.images:
-            file = await pool.run(client, rendering.encode_image, generation, image, writer)
+            file = await pool.run(client, rendering.encode_image, generation, image)
             files.append(file)
         return await app_state.encode_pool.run(client, _reply, generation, rendering, files)
 

@@ -21,7 +21,7 @@ from scanline.model.config import MAX_GUIDANCE, ModelConfig
 from scanline.model.images import ImageError
 from scanline.model.noise import MAX_SEED
 from scanline.model.particles import MAX_PARTICLES
-from scanline.model.png import SIGNATURE, iterate_chunks
+from scanline.model.png import SIGNATURE, iterate_chunks, png_chunk
 from scanline.model.sampling import MAX_TEMPERATURE
 from scanline.service.upload_limits import MAX_PARTS
 
@@ -77,10 +77,6 @@ class Recipe(BaseModel):
     scale: Annotated[int, Field(ge=1, le=2048, description="Side of each pixel in the file.")]
     version: Annotated[str, Field(max_length=100, description="Version of Scanline.")]
 
-    def to_json(self) -> str:
-        """Return the recipe as compact ASCII JSON."""
-        return json.dumps(self.model_dump(), separators=(",", ":"))
-
     def to_parameters(self, config: ModelConfig) -> str:
         """Return the recipe in the form that other image tools display as generation parameters.
 
@@ -103,12 +99,6 @@ class Recipe(BaseModel):
         line = ", ".join(f"{name}: {value}" for name, value in fields.items())
         return line if self.label is None else f"{_one_line(self.label)}\n{line}"
 
-    def chunks(self, config: ModelConfig) -> bytes:
-        """Return the PNG chunks of the recipe."""
-        return _text_chunk(KEYWORD, self.to_json()) + _text_chunk(
-            b"parameters", self.to_parameters(config)
-        )
-
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
@@ -120,12 +110,14 @@ def _text_chunk(keyword: bytes, text: str) -> bytes:
         kind, data = b"tEXt", keyword + b"\0" + text.encode("latin-1")
     except UnicodeEncodeError:
         kind, data = b"iTXt", keyword + b"\0\0\0\0\0" + text.encode()
-    return struct.pack(">I4s", len(data), kind) + data + struct.pack(">I", zlib.crc32(kind + data))
+    return png_chunk(kind, data)
 
 
 def embed_recipe(png: bytes, recipe: Recipe, config: ModelConfig) -> bytes:
-    """Return a PNG file of this project with a recipe added."""
-    return png[:HEADER_END] + recipe.chunks(config) + png[HEADER_END:]
+    """Return a PNG file of this project with a recipe added, as JSON and as parameters."""
+    text = json.dumps(recipe.model_dump(), separators=(",", ":"))
+    parameters = _text_chunk(b"parameters", recipe.to_parameters(config))
+    return png[:HEADER_END] + _text_chunk(KEYWORD, text) + parameters + png[HEADER_END:]
 
 
 def read_recipe(file: bytes) -> Recipe | None:

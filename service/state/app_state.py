@@ -67,10 +67,10 @@ class AppState:
         self.upload_pool = pool(readers, 128, code="uploads_full", span="read upload")
         self.encode_pool = pool(2, span="encode")
         self.large_encode_pool = pool(1, span="encode")  # for replies with enlarged images
-        self.idempotency = IdempotencyStore()
         self.in_flight = InFlightLimiter(settings.max_images_per_caller)
         self.metrics = Metrics(lambda: self.registry.engines)
         self.registry = ModelRegistry(settings, self.metrics)
+        self.idempotency = IdempotencyStore(self.registry.find_generation)
         self.reloader: ModelReloader | None = None
         self.reload_pool = FairThreadPool(1, 8, code="reloads_full")
         self.metrics.watch_queues(

@@ -132,7 +132,7 @@ class ModelRegistry:
         self._lock = threading.Lock()  # of ``served`` and the two collections below
         self._replaced: list[LoadedModel] = []  # whose engines still run
         # Results of engines that have ended, without the engines' memory.
-        self._kept: dict[Queue, Provenance] = {}
+        self._kept: list[Queue] = []
         self._closing = threading.Event()
 
     @property
@@ -150,14 +150,6 @@ class ModelRegistry:
             if generation := queue.find(identifier):
                 return QueuedGeneration(queue, generation)
         return None
-
-    def provenance(self, queue: Queue) -> Provenance | None:
-        """Return the provenance of a queue's images; None if their model was dropped."""
-        with self._lock:
-            for loaded in (*self.served.values(), *self._replaced):
-                if loaded.engine.queue is queue:
-                    return loaded.provenance
-            return self._kept.get(queue)
 
     def open(
         self, checkpoints: Sequence[Checkpoint], opener: EngineFactory = open_engine
@@ -220,8 +212,7 @@ class ModelRegistry:
         self._end_engine(queue)
         self._closing.wait(self._settings.keep_seconds)
         with self._lock:
-            del self._kept[queue]
-        queue.drop_results()
+            self._kept.remove(queue)
 
     def _end_engine(self, queue: Queue) -> None:
         """Close the engine of a replaced model once its images are drawn, and forget the model."""
@@ -230,7 +221,7 @@ class ModelRegistry:
         loaded.engine.close(0.0 if self._closing.is_set() else MAX_DRAIN_SECONDS)
         with self._lock:
             self._replaced = [one for one in self._replaced if one is not loaded]
-            self._kept[queue] = loaded.provenance
+            self._kept.append(queue)
         digest = loaded.checkpoint.digest
         log.info("%s: the weights %.10s are no longer used", loaded.checkpoint.name, digest)
 

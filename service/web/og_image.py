@@ -25,10 +25,9 @@ from scanline.service.api.dependencies import AppStateDep, find_model
 from scanline.service.api.requests import SamplingFields
 from scanline.service.api.specs import build_spec
 from scanline.service.engine.generation import Generation
-from scanline.service.http.disconnect import watch_client
 from scanline.service.http.errors import ApiError
 from scanline.service.images import read_masked_image, to_grid
-from scanline.service.recipes.png_writer import PngWriter
+from scanline.service.recipes.png_encoding import encode_grid
 
 MAX_PREVIEW_IMAGES = 4  # more images would be too small in a chat
 MAX_PAGE_SEED = 2**53 - 1  # the largest exact integer in JavaScript
@@ -152,17 +151,16 @@ async def og_image(
     options = link.sampling_options(label=label)
     spec = build_spec(app_state, loaded, options, n=n, seed=link.seed)
     if link.image is not None:
-        async with watch_client(request) as client:
-            canvas, known = await app_state.upload_pool.run(
-                client, _read_link_image, link.image, loaded.engine.config
-            )
+        canvas, known = await app_state.upload_pool.run_for(
+            request, _read_link_image, link.image, loaded.engine.config
+        )
         spec = replace(spec, canvas=canvas, known=known)
 
-    def encode(writer: PngWriter, generation: Generation) -> bytes:
+    def encode(generation: Generation) -> bytes:
         config = generation.config
         scale = max(1, PREVIEW_SIDE // (config.width * (1 if n == 1 else 2)))
         if link.view != "play":
-            return writer.encode_grid(generation, scale)
+            return encode_grid(generation, scale)
         images = (image.read(0, config.pixels) for image in generation.images)
         return to_grid([_upper_half(image, config) for image in images], config, scale)
 

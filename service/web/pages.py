@@ -8,19 +8,19 @@ import hashlib
 import re
 from pathlib import Path
 
+import fastapi_offline
 from anyio import to_thread
 from fastapi import FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers
-from starlette.routing import Mount
 from starlette.types import Scope
 
 from scanline.service.web.og_image import og_tags
 
 STATIC = Path(__file__).parent / "static"
-DOCS_STATIC = "/docs/static"  # where FastAPIOffline serves the files of Swagger UI
+DOCS_STATIC = "/docs/static"
 
 _ZERO_QUALITY = re.compile(r"q=0(\.0*)?")
 _COMPRESSIBLE = ("text/", "application/javascript", "image/svg")
@@ -128,6 +128,5 @@ def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
         return HTMLResponse(document, headers={"Content-Security-Policy": policy})
 
     app.mount("/static", files, name="static")
-    for route in app.routes:
-        if isinstance(route, Mount) and route.path == DOCS_STATIC:
-            route.app = PageFiles(Path(str(route.app.directory)))  # type: ignore[attr-defined]
+    # The files of Swagger UI, instead of a CDN's.
+    app.mount(DOCS_STATIC, PageFiles(Path(fastapi_offline.__file__).parent / "static"))

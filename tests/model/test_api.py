@@ -20,7 +20,7 @@ from scanline.model.checkpoint import Checkpoint, CheckpointError, SamplingDefau
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.pixel_bits import pixel_bits
 from scanline.model.sampling import SamplingParams
-from scanline.service.cli.grid import DrawOptions, draw_grid
+from scanline.service.cli.drawing import DrawOptions, draw_grid
 from scanline.service.engine.generation import GenerationSpec
 from tests.conftest import assert_close, read_fifo
 from tests.model.decoders.conftest import backend as backend  # the fixture
@@ -291,7 +291,7 @@ def test_unwritable_output_is_rejected_before_drawing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, message: str
 ) -> None:
     (tmp_path / "text").touch()
-    monkeypatch.setattr("scanline.service.cli.grid.create_decoder", None)
+    monkeypatch.setattr("scanline.service.cli.drawing.create_decoder", None)
     with pytest.raises(ValueError, match=message):
         draw_grid(
             checkpoint(), GenerationSpec(n=1, seed=0), tmp_path / out, 1, DrawOptions("reference")

@@ -13,12 +13,19 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from scanline.model.images import FORMATS, Fit, ImageError, flatten_alpha, open_image, to_8_bit
+from scanline.model.images import (
+    FORMATS,
+    Fit,
+    ImageError,
+    fit_image,
+    flatten_alpha,
+    open_image,
+    to_8_bit,
+)
 from scanline.service.images import (
-    fit_to_model,
-    image_to_canvas,
     read_image,
     read_masked_image,
+    to_canvas,
 )
 from tests.png import png_chunk
 from tests.service.fixtures import COLOUR, GREY, encode, random_picture
@@ -41,11 +48,10 @@ def test_every_mode_and_size_is_fitted_or_rejected(mode: str, fit: Fit) -> None:
             same = size == (config.width, config.height)
             if mode in ("I", "F") or (fit == "exact" and not same):
                 with pytest.raises(ImageError, match=r"send that size|save it"):
-                    fit_to_model(config, to_8_bit(Picture.new(mode, size)), fit)
+                    to_canvas(to_8_bit(Picture.new(mode, size)), config, fit)
                 continue
-            fitted = fit_to_model(config, to_8_bit(Picture.new(mode, size)), fit)
-            assert fitted.size == (config.width, config.height)
-            assert image_to_canvas(fitted).shape == (config.pixels, config.channels)
+            canvas = to_canvas(to_8_bit(Picture.new(mode, size)), config, fit)
+            assert canvas.shape == (config.pixels, config.channels)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "GIF", "WEBP"])
@@ -203,7 +209,7 @@ def test_cover_crops_and_contain_pads() -> None:
     wide.paste(250, (30, 0, 70, 12))
     covered = canvas_of(encode(wide), fit="cover").reshape(6, 5)
     assert (covered == 250).all()
-    contained = fit_to_model(GREY, wide, "contain")
+    contained = fit_image(wide, GREY.height, GREY.width, GREY.channels, "contain")
     alpha = np.asarray(contained)[..., 1]
     assert {tuple(row) for row in alpha.tolist()} == {(0,) * 5, (255,) * 5}
     assert 0 < (alpha == 255).all(1).sum() < 6

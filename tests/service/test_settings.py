@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from scanline.service.cli.main import main
+from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.http.protocol.connection_limiter import ConnectionLimits
 from scanline.service.settings import Settings
 from tests.service.fixtures import (
@@ -124,6 +125,11 @@ def test_an_invalid_flag_stops_the_server_with_an_error(
     assert stop.value.code == 1
     name = "max_waiting" if option == "--max-waiting" else option  # it contradicts another setting
     assert name in capsys.readouterr().err
+
+
+def test_limits_of_queues_and_connections_have_the_same_defaults() -> None:
+    assert Settings().queue_limits == QueueLimits()
+    assert Settings().connection_limits == ConnectionLimits()
 
 
 def test_an_empty_api_key_is_none() -> None:

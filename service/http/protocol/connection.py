@@ -70,7 +70,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # pause writing while anything is unsent
         client = client_network(client_address(self.client[0] if self.client else ""))
-        if not self._limiter.admit(self, client, len(self.connections)):
+        if not self._limiter.admit(self, client):
             self._reject(503, "the server is at its connection limit; try again soon", "full")
             if not self._limiter.allow_lingering(self):
                 transport.close()

@@ -67,7 +67,7 @@ class ConnectionLimiter:
         self._closed, self._requests, self._errors = closed, requests, errors
         self._logged_at = -LOG_INTERVAL_SECONDS
 
-    def admit(self, connection: HttpToolsProtocol, client: str, open_connections: int) -> bool:
+    def admit(self, connection: HttpToolsProtocol, client: str) -> bool:
         """Register a new connection, and close another one if the limit is exceeded.
 
         The longest idle connection is closed first. If all have a request, the newest connection of
@@ -77,13 +77,11 @@ class ConnectionLimiter:
         Args:
             connection: The new connection.
             client: Address or network of its client.
-            open_connections: Number of connections, including this one and lingering ones.
 
         Returns:
             False if no connection could be closed, and the new one must be refused.
         """
-        open_connections -= len(self._lingering)
-        if open_connections > self.limits.connections and not self._make_room(client):
+        if self.admitted >= self.limits.connections and not self._make_room(client):
             return False
         self._clients[connection] = client
         self.idle[connection] = None

@@ -67,7 +67,7 @@ class LocalReplicas:
         return FakeStream(replica.draw(item), self.lives.pop(0) if self.lives else None)
 
     async def heartbeat(
-        self, frontend: str, share: float, seconds: float, reproducibility: str | None
+        self, frontend: str, share: float, reproducibility: str | None
     ) -> tuple[list[ReplicaReport], list[Exception]]:
         if not self.replicas:
             raise LookupError("there is none")

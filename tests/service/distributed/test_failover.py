@@ -148,12 +148,12 @@ def test_failed_sends_and_heartbeats_are_retried(
             return draw(item)
 
         async def silent(
-            frontend: str, share: float, seconds: float, reproducibility: str | None
+            frontend: str, share: float, reproducibility: str | None
         ) -> tuple[list[ReplicaReport], list[Exception]]:
             if left["heartbeat"]:
                 left["heartbeat"] -= 1
                 raise error
-            return await heartbeat(frontend, share, seconds, reproducibility)
+            return await heartbeat(frontend, share, reproducibility)
 
         monkeypatch.setattr(local, "draw", failing)
         monkeypatch.setattr(local, "heartbeat", silent)

@@ -61,7 +61,7 @@ def test_heartbeat_separates_reports_and_failures() -> None:
         replicas = reaching.RayReplicaClient.__new__(reaching.RayReplicaClient)
         replicas._handle = fake_handle(answers)
         met: tuple[list[ReplicaReport], list[Exception]] = asyncio.run(
-            replicas.heartbeat("", 0.0, 1.0, None)
+            replicas.heartbeat("", 0.0, None)
         )
         return met
 

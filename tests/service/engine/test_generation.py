@@ -134,7 +134,7 @@ def test_callbacks_are_removed_after_a_timeout() -> None:
 
     async def come_and_go() -> None:
         client = WaitingClient("somebody", asyncio.create_task(asyncio.sleep(DEADLINE)))
-        await wait_for_change(generation, client, 0.0)
+        await wait_for_change(generation, client, 0.0, generation.version)
         await wait_until_finished(generation, client, 0.0)
         client.gone.cancel()
 

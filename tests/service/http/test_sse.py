@@ -24,7 +24,6 @@ from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.openai.events import stream_images
 from scanline.service.openai.rendering import choose_rendering
 from scanline.service.openai.requests import GenerationsRequest
-from scanline.service.recipes.png_writer import WITHOUT_RECIPES
 from tests.fake_clock import run_skipping
 from tests.service.fixtures import GREY, no_streams
 from tests.sse_client import parse_sse, rebuild
@@ -182,7 +181,6 @@ def test_changes_without_events_do_not_delay_keep_alive_comments(kind: str) -> N
                 rendering,
                 0,
                 FairThreadPool(1),
-                WITHOUT_RECIPES,
             )
         drawing = asyncio.create_task(draw_slowly())
         parts = [(loop.time(), part) async for part in events]

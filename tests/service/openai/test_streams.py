@@ -23,7 +23,6 @@ from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.openai.events import stream_images
 from scanline.service.openai.rendering import choose_rendering
 from scanline.service.openai.requests import GenerationsRequest
-from scanline.service.recipes.png_writer import WITHOUT_RECIPES
 from scanline.service.state.app_state import AppState
 from tests.service.fake_decoders import FakeDecoder, fake_image
 from tests.service.fixtures import (
@@ -131,7 +130,6 @@ def test_changes_while_an_event_is_sent_are_not_missed(
             rendering,
             1,
             FairThreadPool(1),
-            WITHOUT_RECIPES,
         )
         raw = await anext(stream)
         published[0] = GREY.pixels // 2  # while the event is being sent; no change follows

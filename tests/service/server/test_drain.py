@@ -16,7 +16,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from scanline.service.http.middleware.server_errors import ServerErrorMiddleware
-from scanline.service.recipes import png_writer
+from scanline.service.recipes import png_encoding
 from scanline.service.server import DrainingServer, uvicorn_config
 from scanline.service.state.app_state import AppState
 from tests.service.distributed.fixtures import import_with_ray
@@ -46,7 +46,7 @@ def process(drain_seconds: float) -> Iterator[tuple[DrainingServer, AppState, ht
 def encoding(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """Block the encoding of PNG; return events for "is blocked" and "may go on"."""
     held, go_on = threading.Event(), threading.Event()
-    encode: Any = png_writer.to_png  # type: ignore[attr-defined]
+    encode: Any = png_encoding.to_png  # type: ignore[attr-defined]
 
     def hold(*arguments: Any) -> bytes:
         held.set()
@@ -54,7 +54,7 @@ def encoding(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threadin
         data: bytes = encode(*arguments)
         return data
 
-    monkeypatch.setattr(png_writer, "to_png", hold)
+    monkeypatch.setattr(png_encoding, "to_png", hold)
     return held, go_on
 
 

@@ -131,8 +131,19 @@ def test_a_disconnected_client_gets_its_generation_again(path: str) -> None:
     assert len([n for slots, n in decoder.steps if len(slots) > 1]) == 0
 
 
+def store_for(queue: Queue) -> IdempotencyStore:
+    """Create a store for the generations of one queue."""
+
+    def find(identifier: str) -> QueuedGeneration | None:
+        generation = queue.find(identifier)
+        return None if generation is None else QueuedGeneration(queue, generation)
+
+    return IdempotencyStore(find)
+
+
 def test_a_key_lives_as_long_as_its_generation() -> None:
-    queue, store = Queue("it", GREY, QueueLimits(keep_finished=3), Clock()), IdempotencyStore()
+    queue = Queue("it", GREY, QueueLimits(keep_finished=3), Clock())
+    store = store_for(queue)
     spec = GenerationSpec(n=1, seed=0)
 
     def submit(key: str) -> str:
@@ -236,7 +247,8 @@ def test_every_field_of_the_spec_changes_the_fingerprint(change: dict[str, Any])
 
 
 def test_a_failed_request_is_submitted_again() -> None:
-    queue, store = Queue("it", GREY, QueueLimits(), Clock()), IdempotencyStore()
+    queue = Queue("it", GREY, QueueLimits(), Clock())
+    store = store_for(queue)
 
     def submit() -> Generation:
         spec = GenerationSpec(n=1, seed=0)
@@ -254,8 +266,9 @@ def test_a_failed_request_is_submitted_again() -> None:
 
 def test_has_result_is_false_for_failed_cancelled_and_lost_generations() -> None:
     """Otherwise an upload would be decoded although the queue has no room for it."""
-    clock, store = Clock(), IdempotencyStore()
+    clock = Clock()
     queue = Queue("it", GREY, QueueLimits(keep_seconds=10), clock)
+    store = store_for(queue)
 
     def begin(name: str) -> Generation:
         key = RequestKey("me", name, b"")

@@ -19,7 +19,7 @@ from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.provenance import Provenance
 from scanline.service.engine.queue_limits import QueueLimits
-from scanline.service.recipes.png_writer import PngWriter
+from scanline.service.recipes.png_encoding import encode_grid
 
 log = logging.getLogger("scanline.drawing")
 
@@ -76,8 +76,8 @@ def draw_grid(
     """
     check_target(out)
     generation, provenance = draw_generation(checkpoint, spec, options)
-    writer = PngWriter(provenance if metadata else None)
-    write_atomically(out, writer.encode_grid(generation, scale))
+    generation.provenance = provenance if metadata else None
+    write_atomically(out, encode_grid(generation, scale))
 
 
 def draw_generation(
