@@ -68,9 +68,11 @@ def create_app(app_state: AppState, open_models: Callable[[], None]) -> FastAPI:
         finally:
             await asyncio.to_thread(loading.join, LOADING_JOIN_SECONDS)
             app_state.ended_early = loading.is_alive()
-            # If one engine has failed, the server ends at once, and no client could read what the
-            # other engines would still draw.
-            await asyncio.to_thread(app_state.drain, None if app_state.failure is None else 0.0)
+            if not app_state.draining:  # otherwise the engines have ended, or a step of one hangs
+                # If one engine has failed, the server ends at once, and no client could read what
+                # the other engines would still draw.
+                seconds = None if app_state.failure is None else 0.0
+                await asyncio.to_thread(app_state.drain, seconds)
 
     app = FastAPI(
         title="Scanline", version=__version__, description=DESCRIPTION, lifespan=lifespan,
@@ -145,9 +147,9 @@ def _add_operations(app: FastAPI, app_state: AppState) -> None:
     )
     async def livez() -> str:
         """Check that the process answers and that no engine is stuck."""
-        for name, loaded in app_state.models.items():
-            if loaded.engine.stuck:
-                raise not_ready(f"the engine of {name} is stuck: restart the server")
+        for engine in app_state.registry.engines:  # also those of replaced models
+            if engine.stuck:
+                raise not_ready(f"the engine of {engine.name} is stuck: restart the server")
         return "ok\n"
 
     @app.get(

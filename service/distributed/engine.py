@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -273,6 +273,8 @@ class DistributedEngine:
             image.start(CanvasView(canvas, np.zeros(1, np.int32)))
         for generation, images in admitted.items():
             self._progress.begin(generation)
+            if generation.provenance is not None:  # there may have been no replica before
+                generation.provenance = replace(generation.provenance, arithmetic=self.arithmetic)
             size = min(MAX_ITEM_IMAGES, -(-len(images) // len(self.reports)))
             for first in range(0, len(images), size):
                 self._assign(_Assignment(generation, images[first : first + size]))

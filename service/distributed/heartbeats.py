@@ -80,7 +80,9 @@ class HeartbeatMonitor:
         """Wait until all replicas report again, or ``LOST_SECONDS`` if one draws."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._next.wait(), LOST_SECONDS)
+                # Not wait_for, which loses a cancellation in Python 3.11 if it succeeds meanwhile.
+                async with asyncio.timeout(LOST_SECONDS):
+                    await self._next.wait()
                 return
             if self.reports:
                 return

@@ -141,6 +141,12 @@ class ModelRegistry:
         with self._lock:
             return [loaded.engine for loaded in (*self.served.values(), *self._replaced)]
 
+    @property
+    def retiring(self) -> bool:
+        """True while a replaced model still draws, and holds its memory."""
+        with self._lock:
+            return bool(self._replaced)
+
     def find_generation(self, identifier: str) -> QueuedGeneration | None:
         """Find a live or kept generation by its id, including those of replaced models."""
         with self._lock:

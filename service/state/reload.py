@@ -102,21 +102,27 @@ class ModelReloader:
         """Reload whenever the folder has changed.
 
         A change is used once it is as old as one interval, because the file may still be written.
+        If that fails while a replaced model still draws, it is tried again without that model.
 
         Args:
             seconds: Interval in which the folder's files are listed.
             stopped: Function that returns True once the server shuts down.
         """
         handled = previous = self._loaded
+        try_again = False
         while not stopped():
             time.sleep(seconds)
             try:
                 files = self._scan()
             except CheckpointError:
                 files = {}
-            if files != handled and files == previous:
-                self.reload()
-                handled = files
+            changed = files != handled and files == previous
+            if changed or (try_again and not self._registry.retiring):
+                retiring = self._registry.retiring
+                failed = self.reload().failed
+                handled, try_again = files, bool(failed) and retiring
+                if try_again:
+                    log.info("trying again once the replaced models have drawn their last images")
             previous = files
 
     def reload(self) -> ReloadResult:

@@ -26,6 +26,7 @@ from scanline.service.engine.generation import (
     GenerationStatus,
     Image,
 )
+from scanline.service.engine.provenance import Provenance
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import ClosedError, QueueLimits
 from tests.fake_clock import Clock
@@ -198,6 +199,19 @@ def test_without_replicas_images_wait_and_the_engine_is_not_alive(tmp_path: Path
             local.replicas = gone
             until(lambda: generation.finished, "its end")
         assert_equals_local_engine(generation)
+
+
+def test_recipes_of_images_that_waited_for_a_replica_have_its_arithmetic(tmp_path: Path) -> None:
+    with distributed_engine(tmp_path, 0, fields={"backend": "native"}, wait=False) as served:
+        engine, local = served
+        generation = engine.queue.submit(GenerationSpec(n=1, seed=0))
+        generation.provenance = Provenance("weights", None, engine.arithmetic)
+        assert engine.arithmetic is None
+        with engine.queue.reading(generation):
+            local.join()
+            until(lambda: generation.finished, "its end")
+        assert engine.arithmetic is not None
+        assert generation.provenance.arithmetic == engine.arithmetic
 
 
 def test_close_lets_generations_finish_and_refuses_new_ones(tmp_path: Path) -> None:

@@ -51,6 +51,25 @@ def test_a_new_try_waits_until_all_replicas_report() -> None:
     assert heartbeats.reports == {}
 
 
+@pytest.mark.parametrize("rounds", range(5))
+def test_a_new_try_is_cancelled_even_while_replicas_report(rounds: int) -> None:
+    """The cancellation comes ``rounds`` of the event loop after the reports."""
+    heartbeats = HeartbeatMonitor("it", None, lambda: 0, lambda _: None, Clock())  # type: ignore[arg-type]
+    report = ReplicaReport("one", 1, 0, "fake", "fake", None, [])
+
+    async def cancel() -> None:
+        waiting = asyncio.create_task(heartbeats.wait_for_next())
+        await asyncio.sleep(0.01)
+        heartbeats._record([report], [])
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        cancelled = waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled() is cancelled  # False if it had ended before
+
+    asyncio.run(cancel())
+
+
 def test_if_all_replicas_are_silent_there_are_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

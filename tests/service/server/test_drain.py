@@ -77,6 +77,22 @@ def test_draining_waits_for_replies_being_encoded(
         until(lambda: server.should_exit, "the end")
 
 
+def test_engines_are_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a step hangs, each attempt takes the whole drain time."""
+    closed: list[float] = []
+    with process(0.1) as (server, app_state, _):
+        close = app_state.registry.close
+
+        def record(seconds: float) -> None:
+            closed.append(seconds)
+            close(seconds)
+
+        monkeypatch.setattr(app_state.registry, "close", record)
+        server.handle_exit(signal.SIGTERM, None)
+        until(lambda: server.should_exit, "the end")
+    assert closed == [0.1]
+
+
 def test_a_signal_may_interrupt_the_event_loop_while_it_holds_a_lock() -> None:
     with process(DEADLINE) as (server, app_state, _):
         with app_state.registry._lock:

@@ -361,6 +361,50 @@ def test_watching_uses_a_file_once_it_no_longer_changes(
         assert server.weights() == {"it": server.digest()}
 
 
+def test_watching_tries_again_once_a_replaced_model_has_freed_its_memory(
+    tmp_path: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+    with serve() as server:
+        engine = server.app_state.models["it"].engine
+        monkeypatch.setattr(server.app_state.registry, "_budget", int(2.5 * engine.memory))
+        failed = 'scanline_model_changes_total{change="failed"}'
+        ended = threading.Event()
+        watching = threading.Thread(target=server.reloader.watch, args=(0.01, ended.is_set))
+        watching.start()
+        try:
+            server.gate.clear()
+            server.client.post("/v1/samples", json={}, headers={"Prefer": "respond-async"})
+            until(lambda: engine.slots_in_use)
+            save(tmp_path, 2)
+            until(lambda: server.weights() == {"it": server.digest()})
+            save(tmp_path, 3)
+            until(lambda: metric_value(server.client, failed) == 1)
+            assert server.weights() != {"it": server.digest()}
+            server.gate.set()
+            until(lambda: server.weights() == {"it": server.digest()})
+            assert metric_value(server.client, failed) == 1  # not tried in vain meanwhile
+        finally:
+            ended.set()
+            watching.join()
+
+
+def test_a_stuck_engine_of_a_replaced_model_fails_the_health_check(
+    tmp_path: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scanline.service.engine.engine.STUCK_SECONDS", 0.05)
+    save(tmp_path, 1)
+    with serve() as server:
+        server.gate.clear()
+        server.client.post("/v1/samples", json={}, headers={"Prefer": "respond-async"})
+        until(lambda: server.client.get("/livez").status_code == 503)
+        save(tmp_path, 2)
+        assert server.reload()["replaced"] == ["it"]
+        check_error(server.client.get("/livez"), 503, "not_ready")
+        server.gate.set()
+        until(lambda: server.client.get("/livez").status_code == 200)
+
+
 def test_reload_of_a_cluster_is_refused(tmp_path: Path, serve: Callable[..., Any]) -> None:
     save(tmp_path, 1)
     with serve() as server:
