@@ -52,7 +52,7 @@ def load_training_data(
     """Read the training images, and split off images for validation; never read the test set.
 
     Args:
-        source: Data set or folder.
+        source: Data set or folder, accepted by ``check_training_source``.
         hold_out: Number of images for validation. None means those that the run of ``start`` held
             out of the same images, else 10 %, at most 1,000.
         size: Pixels a side of the images of a folder; None means 28.
@@ -63,9 +63,8 @@ def load_training_data(
         Training images, and validation images or None.
 
     Raises:
-        ValueError: If the options contradict each other, or no training images are left.
+        ValueError: If no training images are left.
     """
-    check_training_source(source, size, grey)
     if source.images is not None:
         data = load_image_folder(source.images, size or DEFAULT_SIZE, grey)
     else:

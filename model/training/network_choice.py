@@ -54,26 +54,20 @@ def choose_network(
     overrides: NetworkOverrides = NetworkOverrides(),
     *,
     start_from: Path | None = None,
-    resumed: ModelConfig | None = None,
 ) -> ModelConfig:
-    """Choose the network to train.
+    """Choose the network of a new run.
 
     Args:
         preset: Name of a preset; None chooses the one closest to the data.
         data: Images to train on; they set size, channels and classes if there is no preset.
         overrides: Changes to the chosen network.
         start_from: Checkpoint whose layers, widths and attention the network takes over.
-        resumed: Network of a run to resume, which replaces preset and checkpoint.
 
     Raises:
-        ValueError: If the network is invalid, or ``resumed`` has another architecture than
-            ``preset``.
+        ValueError: If the network is invalid.
         CheckpointError: If the checkpoint's network cannot be grown into the chosen one.
     """
-    if resumed is not None:
-        check_same_architecture(preset, resumed)
-        network = resumed
-    elif preset is not None:
+    if preset is not None:
         network = PRESETS[preset]
     else:
         height, width, channels = data.images.shape[1:]
@@ -81,13 +75,12 @@ def choose_network(
         network = replace(
             closest, height=height, width=width, classes=data.classes, n_layers=_DEFAULT_LAYERS
         )
-    start = None
-    if start_from is not None and resumed is None:
-        start = read_config(start_from)
-        network = replace(network, **{name: getattr(start, name) for name in _START_FIELDS})
+    if start_from is None:
+        return overrides.apply(network)
+    start = read_config(start_from)
+    network = replace(network, **{name: getattr(start, name) for name in _START_FIELDS})
     network = overrides.apply(network)
-    if start_from is not None and start is not None:
-        check_growable(start_from, start, network)
+    check_growable(start_from, start, network)
     return network
 
 

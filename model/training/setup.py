@@ -90,10 +90,11 @@ def prepare_run(options: RunOptions) -> PreparedRun:
         explicit = {name: options.settings[name] for name in options.explicit_settings}
         training_config = replace(saved_run.training_config, **explicit)
         hold_out = saved_run.held_out if hold_out is None else hold_out
-    resumed = None if saved_run is None else saved_run.network
     check_training_source(source, size, grey)
     choose_process_count(training_config.batch, options.processes)
-    previous = resumed or (read_config(options.start_from) if options.start_from else None)
+    previous = None if saved_run is None else saved_run.network
+    if options.start_from is not None:
+        previous = read_config(options.start_from)
     if source.images is not None and previous is not None:
         size, grey = size or previous.height, grey or previous.channels == 1
     preset = PRESETS[source.dataset or "cifar10"]
@@ -105,9 +106,10 @@ def prepare_run(options: RunOptions) -> PreparedRun:
         check_resumable(folder / "training.pt", saved_run.saved, network, training_config)
     start = load_facts(options.start_from) if options.start_from else None
     data, validation = load_training_data(source, hold_out, size=size, grey=grey, start=start)
-    network = choose_network(
-        source.dataset, data, options.overrides, start_from=options.start_from, resumed=resumed
-    )
+    if saved_run is None:
+        network = choose_network(
+            source.dataset, data, options.overrides, start_from=options.start_from
+        )
     run = Run(
         network=network,
         training_config=training_config,

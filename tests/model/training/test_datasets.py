@@ -16,6 +16,7 @@ from scanline.model.data.published_sets import load_dataset
 from scanline.model.training import datasets
 from scanline.model.training.datasets import (
     DataSource,
+    check_training_source,
     load_classifier_data,
     load_test_data,
     load_training_data,
@@ -128,13 +129,13 @@ def test_training_data_of_a_data_set_and_errors(
         assert np.array_equal(validation.images, of_seed.images)
     for dataset, images in ((None, None), ("mnist", tmp_path)):
         with pytest.raises(ValueError, match="choose what to train on"):
-            load_training_data(DataSource(dataset, images, tmp_path), 0)
+            check_training_source(DataSource(dataset, images, tmp_path), None, grey=False)
     with pytest.raises(ValueError, match="unknown data set 'digits': choose mnist"):
-        load_training_data(DataSource("digits", data_dir=tmp_path), 0)
+        check_training_source(DataSource("digits", data_dir=tmp_path), None, grey=False)
     with pytest.raises(
         ValueError, match=f"to train on a folder of images, use --images {tmp_path}"
     ):
-        load_training_data(DataSource(str(tmp_path)), 0)
+        check_training_source(DataSource(str(tmp_path)), None, grey=False)
 
 
 def test_evaluation_uses_folder_or_test_set_of_classes(
