@@ -100,7 +100,6 @@ def load_library(isa: str | None = None) -> ctypes.CDLL:
         "begin": (integer, [handle, array, array, integer]),
         "copy": (None, [handle, array, array, integer]),
         "states": (array, [handle]),
-        "head_padded": (integer, [handle]),
         "slot_state": (ctypes.c_int64, [ctypes.POINTER(Config)]),
         "trace": (None, [handle, array]),
         "partition": (None, [handle, integer, ctypes.POINTER(ctypes.c_int)]),
@@ -231,18 +230,12 @@ class NativeNetwork:
         self._handle, self._owner = ctypes.c_void_p(handle), os.getpid()
         self.close = weakref.finalize(self, _close, library, self._handle, self._owner)
         self.close.atexit = False  # another thread may still be in a step
-        count, heads = sizes["max_slots"], sizes["n_heads"]
-        K = sizes["d_model"] // heads
-        floats = slot_state(library, sizes)
+        count, floats = sizes["max_slots"], slot_state(library, sizes)
         memory = (ctypes.c_float * (count * floats)).from_address(
             library.scanline_states(self._handle)
         )
-        # Views for tests, valid as long as this object: the slots' states ``[N, floats]``, and
-        # their attention states ``[N, L, H, K + 1, V padded]``, kv with z as the last row.
+        # View for tests of the slots' states ``[N, floats]``, valid as long as this object.
         self.states: NDArray[np.float32] = np.ctypeslib.as_array(memory).reshape(count, floats)
-        shape = (sizes["n_layers"], heads, K + 1, library.scanline_head_padded(self._handle))
-        sums = self.states[:, : int(np.prod(shape))]
-        self.sums: NDArray[np.float32] = sums.reshape(count, *shape)
         self._trace: NDArray[np.float32] | None = None
 
     def _check_owner(self) -> None:

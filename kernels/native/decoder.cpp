@@ -72,7 +72,6 @@ float* scanline_states(scanline::Decoder* decoder) { return decoder->states(); }
 int64_t scanline_slot_state(const Config* config) {
     return static_cast<int64_t>(scanline::Sizes(*config).slot_state);
 }
-int scanline_head_padded(const scanline::Decoder* decoder) { return decoder->sizes().head_padded; }
 
 // From now on also write every row's head parameters to float32 [slots, steps, head_outputs]; null to
 // stop.

@@ -140,7 +140,6 @@ public:
     }
 
     float* states() { return states_.get(); }
-    const Sizes& sizes() const { return network_.sizes(); }
     void trace(float* parameters) { trace_ = parameters; }
 
 private:

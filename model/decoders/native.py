@@ -134,18 +134,6 @@ class NativeDecoder(Decoder):
         return f"{self.backend} {arithmetic} {self.precision}"
 
     @property
-    def kv(self) -> NDArray[np.float32]:
-        """View of every slot's sums of eq. 18: ``[N, L, H, K, V]``."""
-        K = self.config.head_size
-        return self._native.sums[..., :K, :K]
-
-    @property
-    def z(self) -> NDArray[np.float32]:
-        """View of every slot's sums of eq. 19: ``[N, L, H, K]``."""
-        K = self.config.head_size
-        return self._native.sums[..., K, :K]
-
-    @property
     def bytes_moved(self) -> int:
         """Bytes of weights and attention sums that all passes so far have read and written."""
         return self._native.pass_counts.bytes

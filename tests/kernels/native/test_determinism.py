@@ -131,11 +131,11 @@ def test_bytes_do_not_depend_on_threads_and_batch(
     for image in range(count):
         alone.begin([0], inputs.select([image]))
         alone.step([0], wide.pixels)
-        expected.append((alone.canvas.tobytes(), alone.bits.tobytes(), alone.kv.tobytes()))
+        expected.append((alone.canvas.tobytes(), alone.bits.tobytes(), alone.states.tobytes()))
     for threads, team in ((1, 1), (2, 2), (3, 3), (5, 2), (9, 4)):
         generator = np.random.default_rng(threads)
         decoder = NativeDecoder(network, 37, threads, precision=precision, isa=isa, team=team)
-        decoder.kv[:] = np.nan
+        decoder.states[:] = np.nan
         waiting, running = list(range(count)), dict[int, int]()
         while waiting or running:
             free = [slot for slot in range(37) if slot not in running]
@@ -148,7 +148,7 @@ def test_bytes_do_not_depend_on_threads_and_batch(
             listed = [*generator.permutation(list(running)), -1]
             decoder.step(np.array(listed, np.int32), int(generator.integers(1, 8)))
             for slot in [s for s in running if decoder.positions[s] == wide.pixels]:
-                one = (decoder.canvas[slot], decoder.bits[slot], decoder.kv[slot])
+                one = (decoder.canvas[slot], decoder.bits[slot], decoder.states[slot])
                 assert tuple(part.tobytes() for part in one) == expected[running.pop(slot)]
 
 
@@ -172,7 +172,7 @@ def test_bytes_do_not_depend_on_threads_with_many_images(kind: str, guided: bool
             decoder.step(images[::-1], wide.pixels // calls)
         decoder.step(images, wide.pixels)
         assert (decoder.positions[images] == wide.pixels).all()
-        drawn.add((decoder.canvas.tobytes(), decoder.bits.tobytes(), decoder.kv.tobytes()))
+        drawn.add((decoder.canvas.tobytes(), decoder.bits.tobytes(), decoder.states.tobytes()))
     assert len(drawn) == 1
 
 

@@ -39,7 +39,7 @@ def repetitive(config: ModelConfig) -> tuple[LinearTransformer, InputBatch]:
 
 
 def everything(decoder: NativeDecoder, slot: int) -> list[bytes]:
-    return [part[slot].tobytes() for part in (decoder.canvas, decoder.bits, decoder.kv, decoder.z)]
+    return [part[slot].tobytes() for part in (decoder.canvas, decoder.bits, decoder.states)]
 
 
 @every_kind
