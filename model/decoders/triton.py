@@ -308,32 +308,6 @@ class TritonDecoder(Decoder):
     def scheduled_positions(self) -> NDArray[np.int32]:
         return self._scheduled
 
-    @property
-    def kv(self) -> NDArray[np.float32]:
-        """Copy of S (eq. 18) of every slot, with the pending entries added: ``[N, L, H, K, V]``.
-
-        In float32 on a device it may differ from the kernel's sum by an ulp, because the kernel
-        adds with FMA.
-        """
-        return self._state_sums()[0]
-
-    @property
-    def z(self) -> NDArray[np.float32]:
-        """Copy of z (eq. 19) of every slot, with the pending entries added: ``[N, L, H, K]``."""
-        return self._state_sums()[1]
-
-    def _state_sums(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        s = self._decode_config
-        with self.device.activate():
-            kv, z, pending = (self.buffers[name].float().cpu() for name in ("kv", "z", "pending"))
-        steps = torch.from_numpy(np.maximum(self._scheduled * s.steps_per_pixel - s.first_step, 0))
-        for i in range(s.write_interval - 1):
-            exists = (steps % s.write_interval > i).view(1, -1, 1, 1)
-            keys, values = (torch.where(exists, pending[..., i, j, :], 0) for j in (0, 1))
-            kv = kv + keys.unsqueeze(-1) * values.unsqueeze(-2)
-            z = z + keys
-        return kv.transpose(0, 1).numpy(), z.transpose(0, 1).numpy()
-
     def _upload(self, slots: NDArray[np.int32], names: Sequence[str] = (*_INPUTS, "bits")) -> None:
         """Copy arrays of slots to the device, ``UPLOAD_SLOTS`` slots at a time."""
         for first in range(0, len(slots), UPLOAD_SLOTS):

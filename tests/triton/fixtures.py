@@ -18,7 +18,13 @@ from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.packing import DevicePrecision
 from scanline.model.decoders.triton import TritonDecoder
 from tests.conftest import TOLERANCES, assert_close, random_network, tiny_config
-from tests.model.decoders.fixtures import masked, network_for, noise_of, scatter_seeds
+from tests.model.decoders.fixtures import (
+    attention_sums,
+    masked,
+    network_for,
+    noise_of,
+    scatter_seeds,
+)
 from tests.model.network.variants import VARIANTS
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -128,7 +134,7 @@ def check_decoder(config: ModelConfig, precision: DevicePrecision) -> None:
         ours = parameters[:, -len(steps) :]
         assert (ours - theirs).abs().max() <= TOLERANCES[dtype]["rtol"] * theirs.abs().max()
     assert_close(torch.from_numpy(decoder.bits), expected_bits, dtype)
-    for sums, theirs in zip((decoder.kv, decoder.z), state, strict=True):
+    for sums, theirs in zip(attention_sums(decoder), state, strict=True):
         error = np.abs(sums - theirs.numpy()).max()
         assert error <= TOLERANCES[dtype]["rtol"] * theirs.abs().max()
     assert np.array_equal(decoder.canvas[inputs.known], inputs.canvas[inputs.known])
@@ -181,4 +187,4 @@ def draw(decoder: TritonDecoder, inputs: InputBatch, n: int = 10**6) -> list[byt
     for _ in range(0, decoder.config.pixels, n):
         decoder.step(all_slots(decoder), n)
     assert (decoder.positions == decoder.config.pixels).all()
-    return [x.tobytes() for x in (decoder.canvas, decoder.bits, decoder.kv, decoder.z)]
+    return [x.tobytes() for x in (decoder.canvas, decoder.bits, *attention_sums(decoder))]

@@ -26,7 +26,14 @@ from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.decoders.triton import TritonDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, tiny_config
-from tests.model.decoders.fixtures import blank, masked, network_for, noise_of, scatter_seeds
+from tests.model.decoders.fixtures import (
+    attention_sums,
+    blank,
+    masked,
+    network_for,
+    noise_of,
+    scatter_seeds,
+)
 from tests.triton.fixtures import parametrize_configs
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -246,7 +253,7 @@ def test_fork_continues_with_the_bytes_of_its_source(config: ModelConfig) -> Non
             for copy in copies:
                 assert np.array_equal(decoder.canvas[copy], decoder.canvas[0])
                 assert np.array_equal(decoder.bits[copy], decoder.bits[0])
-        for sums in (decoder.kv, decoder.z):
+        for sums in attention_sums(decoder):
             assert sums[3].tobytes() == sums[4].tobytes() == sums[0].tobytes()
             assert sums[5].tobytes() == sums[2].tobytes() == sums[1].tobytes()
     assert (decoder.positions == config.pixels).all()

@@ -17,7 +17,7 @@ from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.triton import MIN_PREFILL, TritonDecoder
 from tests.conftest import assert_close, tiny_config
 from tests.emulator.emulator import draw
-from tests.model.decoders.fixtures import blank, network_for
+from tests.model.decoders.fixtures import attention_sums, blank, network_for
 from tests.triton.fixtures import (
     GRID,
     INTERPRETED,
@@ -57,7 +57,7 @@ def begun(
 
 def results(decoder: TritonDecoder, slots: list[int]) -> list[NDArray[np.float32]]:
     ring = decoder.buffers["ring"].transpose(0, 1).cpu().numpy()
-    return [array[slots] for array in (decoder.bits, decoder.kv, decoder.z, ring)]
+    return [array[slots] for array in (decoder.bits, *attention_sums(decoder), ring)]
 
 
 @interpreter_and_gpu

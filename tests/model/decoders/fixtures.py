@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,6 +19,9 @@ from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 from scanline.model.noise import image_noise
 from tests.conftest import random_network, tiny_config
+
+if TYPE_CHECKING:
+    from scanline.model.decoders.triton import TritonDecoder
 
 BACKENDS = ("reference", "native", pytest.param("triton", marks=pytest.mark.gpu))
 # Tolerance of bits compared with the network: the coarsest default precision of each backend. The
@@ -125,7 +129,29 @@ def state_of(decoder: Decoder) -> list[NDArray[np.float32]]:
     from scanline.model.decoders.triton import TritonDecoder
 
     assert isinstance(decoder, TritonDecoder)
-    return [decoder.kv, decoder.z]  # copies; tests/triton checks the device's own arrays
+    return attention_sums(decoder)  # copies; tests/triton checks the device's own arrays
+
+
+def attention_sums(decoder: TritonDecoder) -> list[NDArray[np.float32]]:
+    """Return copies of the attention sums of every slot, with the pending entries added.
+
+    In float32 on a device they may differ from the kernel's sums by an ulp, because the kernel adds
+    with FMA.
+
+    Returns:
+        S (eq. 18) ``[N, L, H, K, V]`` and z (eq. 19) ``[N, L, H, K]``.
+    """
+    s = decoder._decode_config
+    with decoder.device.activate():
+        kv, z, pending = (decoder.buffers[name].float().cpu() for name in ("kv", "z", "pending"))
+    scheduled = decoder.scheduled_positions
+    steps = torch.from_numpy(np.maximum(scheduled * s.steps_per_pixel - s.first_step, 0))
+    for i in range(s.write_interval - 1):
+        exists = (steps % s.write_interval > i).view(1, -1, 1, 1)
+        keys, values = (torch.where(exists, pending[..., i, j, :], 0) for j in (0, 1))
+        kv = kv + keys.unsqueeze(-1) * values.unsqueeze(-2)
+        z = z + keys
+    return [sums.transpose(0, 1).numpy() for sums in (kv, z)]
 
 
 def noise_of(inputs: InputBatch, config: ModelConfig) -> NDArray[np.float32]:
