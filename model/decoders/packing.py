@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from scanline.kernels.cuda.decode_config import WRITE_INTERVAL, DecodeConfig
+from scanline.kernels.cuda.decode_config import DecodeConfig
 from scanline.model.config import NEIGHBOURS, TABLE_ENTRIES, VALUES, ModelConfig
 from scanline.model.inputs import OUTSIDE, NeighbourhoodInput, sinusoidal_code
 from scanline.model.network import LinearTransformer
@@ -16,11 +16,7 @@ DevicePrecision = Literal["bf16", "float32"]
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 
 
-def decode_config_for(
-    config: ModelConfig,
-    precision: DevicePrecision = "bf16",
-    write_interval: int = WRITE_INTERVAL,
-) -> DecodeConfig:
+def decode_config_for(config: ModelConfig, precision: DevicePrecision = "bf16") -> DecodeConfig:
     """Return the kernels' config of a network."""
     c = config
     halves = 2 if c.positions == "sinusoidal" else 1
@@ -33,7 +29,7 @@ def decode_config_for(
         outputs=c.head_outputs, draws=c.step_draws, categorical=c.head == "categorical",
         pre_norm=c.norm == "pre", gelu=c.activation == "gelu",
         short_conv=c.short_conv != "none", first_step=int(c.start == "given"),
-        first_value=c.first_value, dtype=DTYPES[precision], write_interval=write_interval,
+        first_value=c.first_value, dtype=DTYPES[precision],
     )  # fmt: skip
 
 

@@ -15,14 +15,12 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-import torch
 import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
 from scanline.kernels.cuda import decode_plan as triton_decode
 from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
-from scanline.kernels.cuda.decode_config import WRITE_INTERVAL
 from scanline.kernels.cuda.fused.driver import CompileError, DriverError
 from scanline.kernels.cuda.fused.fused_decode import (
     LAUNCH_CONFIGS,
@@ -73,8 +71,6 @@ class TritonDecoder(Decoder):
         max_slots: Maximum number of images at a time.
         precision: ``bf16`` or ``float32``. The default is bf16, but float32 under Triton's
             interpreter, whose bf16 arithmetic is wrong.
-        write_interval: Steps between two writes of the attention state (Triton kernels). The bytes
-            drawn do not depend on it.
         graphs: Whether to capture CUDA graphs instead of launching each kernel from the host
             (Triton kernels).
         overlap: Whether a kernel may start before the previous one has ended (Triton kernels). The
@@ -100,7 +96,6 @@ class TritonDecoder(Decoder):
         max_slots: int,
         *,
         precision: DevicePrecision | None = None,
-        write_interval: int = WRITE_INTERVAL,
         graphs: bool = True,
         overlap: bool | None = None,
         fused: bool | None = None,
@@ -112,20 +107,18 @@ class TritonDecoder(Decoder):
         self.precision: DevicePrecision = precision or ("bf16" if device.cuda else "float32")
         if self.precision not in DTYPES:
             raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
-        if write_interval < 1:
-            raise ValueError(f"write_interval must be at least 1, not {write_interval}")
-        triton_options = not graphs or overlap is not None or write_interval != WRITE_INTERVAL
+        triton_options = not graphs or overlap is not None
         if fused and triton_options:
             raise ValueError(
-                "graphs, overlap and write_interval apply to the Triton kernels only and cannot be "
-                "combined with fused=True"
+                "graphs and overlap apply to the Triton kernels only and cannot be combined with "
+                "fused=True"
             )
         if overlap and not device.overlaps:
             raise BackendError(
                 "overlap=True needs compute capability 9.0 and a driver for CUDA 12.3, or newer"
             )
         self.check(model.config, max_slots)
-        self._decode_config = decode_config_for(model.config, self.precision, write_interval)
+        self._decode_config = decode_config_for(model.config, self.precision)
         self.min_prefill = min_prefill
         self.supports_prefill = (
             supports_prefill(self._decode_config) and min_prefill <= model.config.pixels

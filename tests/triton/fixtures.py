@@ -6,6 +6,7 @@ Networks and images are tiny, because the interpreter takes a millisecond per op
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ import torch
 import triton
 from numpy.typing import NDArray
 
+from scanline.kernels.cuda.decode_config import DecodeConfig
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import InputBatch
-from scanline.model.decoders.packing import DevicePrecision
+from scanline.model.decoders.packing import DevicePrecision, decode_config_for
 from scanline.model.decoders.triton import TritonDecoder
 from tests.conftest import TOLERANCES, assert_close, random_network, tiny_config
 from tests.model.decoders.fixtures import (
@@ -181,10 +183,24 @@ def check_launches_in_flight(config: ModelConfig, precision: DevicePrecision) ->
     assert drawn == [expected[2], expected[1]]
 
 
+def set_write_interval(interval: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let new decoders write the attention state every ``interval``-th step."""
+
+    def config_for(config: ModelConfig, precision: DevicePrecision) -> DecodeConfig:
+        return replace(decode_config_for(config, precision), write_interval=interval)
+
+    monkeypatch.setattr("scanline.model.decoders.triton.decode_config_for", config_for)
+
+
 def draw(decoder: TritonDecoder, inputs: InputBatch, n: int = 10**6) -> list[bytes]:
     """Draw all images in calls of ``n`` pixels; return canvas, bits and state as bytes."""
     decoder.begin(list(range(len(inputs.canvas))), inputs)
     for _ in range(0, decoder.config.pixels, n):
         decoder.step(all_slots(decoder), n)
     assert (decoder.positions == decoder.config.pixels).all()
-    return [x.tobytes() for x in (decoder.canvas, decoder.bits, *attention_sums(decoder))]
+    return [array.tobytes() for array in results_of(decoder)]
+
+
+def results_of(decoder: TritonDecoder) -> list[NDArray[Any]]:
+    """Return the canvas, the bits and the attention sums of all slots."""
+    return [decoder.canvas, decoder.bits, *attention_sums(decoder)]

@@ -65,13 +65,13 @@ def test_launch_modes_that_fail_or_draw_other_bytes_are_reported() -> None:
     another = LinearTransformer(SMALL)
     modes = {
         **cuda_launch_modes.LAUNCH_MODES,
-        "failing": lambda *arguments: TritonDecoder(*arguments, write_interval=0),
+        "failing": lambda network, slots: TritonDecoder(network, 0),
         "different": lambda network, slots: TritonDecoder(another, slots),
     }
     results = dict(zip(modes, cuda_launch_modes.try_launch_modes(network, modes), strict=True))
     count = len(cuda_launch_modes.LAUNCH_MODES)
     assert [succeeded for _, succeeded in results.values()] == [True] * count + [False] * 2
-    assert results["failing"][0] == "failing: ValueError: write_interval must be at least 1, not 0"
+    assert results["failing"][0] == "failing: ValueError: max_slots must be at least 1, not 0"
     assert results["different"][0].endswith("% of the bytes are equal")
     two = {name: modes[name] for name in (next(iter(cuda_launch_modes.LAUNCH_MODES)), "different")}
     lenient = cuda_launch_modes.try_launch_modes(network, two, 0.0)

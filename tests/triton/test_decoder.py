@@ -12,7 +12,7 @@ from scanline.kernels.cuda import decode_plan as triton_decode
 from scanline.kernels.cuda.buffers import allocate_buffers
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.triton import TritonDecoder
-from tests.model.decoders.fixtures import attention_sums, blank, network_for
+from tests.model.decoders.fixtures import blank, network_for
 from tests.model.network.variants import VARIANTS
 from tests.triton.fixtures import (
     GRID,
@@ -26,7 +26,9 @@ from tests.triton.fixtures import (
     every_small,
     interpreter_and_gpu,
     parametrize_configs,
+    results_of,
     sample_inputs,
+    set_write_interval,
 )
 
 
@@ -78,10 +80,13 @@ def test_extreme_numbers_stay_in_range(config: ModelConfig, scale: float) -> Non
 
 @interpreter_and_gpu
 @every_small
-def test_write_interval_does_not_change_results(config: ModelConfig) -> None:
+def test_write_interval_does_not_change_results(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inputs, network = sample_inputs(config), network_for(config)
-    plain = draw(TritonDecoder(network, 3, write_interval=1), inputs)
-    assert draw(TritonDecoder(network, 3, write_interval=4), inputs, 1) == plain
+    drawn = draw(TritonDecoder(network, 3, fused=False), inputs, 1)
+    set_write_interval(1, monkeypatch)
+    assert draw(TritonDecoder(network, 3, fused=False), inputs) == drawn
 
 
 @interpreter_and_gpu
@@ -101,9 +106,10 @@ def test_known_pixels_give_the_same_state_as_drawn_ones(
     filled.begin([-1, 0, 1, 2], inputs.select([0, 0, 1, 2]))
     for slot, length in enumerate(lengths):
         filled.step([slot], int(length))
-    for name in ("positions", "bits", "kv", "z"):
-        assert getattr(filled, name).tobytes() == getattr(stepped, name).tobytes(), name
+    for actual, expected in zip(results_of(filled), results_of(stepped), strict=True):
+        assert actual.tobytes() == expected.tobytes()
     assert np.array_equal(filled.positions, lengths)
+    assert np.array_equal(stepped.positions, lengths)
 
 
 @interpreter_and_gpu
@@ -133,9 +139,8 @@ def test_other_slots_are_neither_read_nor_written(config: ModelConfig) -> None:
     decoder.step(np.array([-1, 3, -1, 1], np.int32), 1)
     decoder.step(np.array([1, 3, -1], np.int32), config.pixels)
     decoder.step(np.array([1, 3], np.int32), 1)  # finished images are skipped
-    for name in ("canvas", "bits", "kv", "z"):
-        actual, expected = getattr(decoder, name)[[1, 3]], getattr(clean, name)
-        assert actual.tobytes() == expected.tobytes(), name
+    for actual, expected in zip(results_of(decoder), results_of(clean), strict=True):
+        assert actual[[1, 3]].tobytes() == expected.tobytes()
     for name, old in before.items():
         assert torch.equal(by_slot[name][others].nan_to_num(-1), old.nan_to_num(-1)), name
 
@@ -195,8 +200,7 @@ def test_same_bytes_in_any_batch(config: ModelConfig) -> None:
     for image in range(count):
         alone.begin([0], inputs.select([image]))
         alone.step([0], config.pixels)
-        results = (alone.canvas, alone.bits, *attention_sums(alone))
-        expected.append([x.tobytes() for x in results])
+        expected.append([array.tobytes() for array in results_of(alone)])
     generator = np.random.default_rng(0)
     decoder = TritonDecoder(network, width)
     decoder.begin([0, 1], inputs.select([2, 1]))
@@ -212,5 +216,5 @@ def test_same_bytes_in_any_batch(config: ModelConfig) -> None:
             running |= dict(zip(slots, images, strict=True))
         decoder.step(generator.permutation([*running, -1]), int(generator.integers(1, 4)))
         for slot in [s for s in running if decoder.positions[s] == config.pixels]:
-            results = (decoder.canvas, decoder.bits, *attention_sums(decoder))
-            assert [x[slot].tobytes() for x in results] == expected[running.pop(slot)]
+            drawn = [array[slot].tobytes() for array in results_of(decoder)]
+            assert drawn == expected[running.pop(slot)]

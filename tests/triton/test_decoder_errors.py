@@ -37,8 +37,6 @@ def test_invalid_arguments_raise() -> None:
     assert decoder.positions.tolist() == [0, 0, 0]
     with pytest.raises(ValueError, match="precision must be bf16 or float32, not 'int8'"):
         TritonDecoder(network, 1, precision="int8")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="write_interval must be at least 1, not 0"):
-        TritonDecoder(network, 1, write_interval=0)
     with pytest.raises(ValueError, match="max_slots must be at least 1, not 0"):
         TritonDecoder(network, 0)
 

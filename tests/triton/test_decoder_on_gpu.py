@@ -33,6 +33,7 @@ from tests.triton.fixtures import (
     every_small,
     gpu,
     sample_inputs,
+    set_write_interval,
 )
 
 
@@ -76,11 +77,14 @@ class TestTritonDecoderOnGpu:
         check_launches_in_flight(config, precision)
 
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
-    def test_write_interval_does_not_change_results(self, precision: DevicePrecision) -> None:
+    def test_write_interval_does_not_change_results(
+        self, precision: DevicePrecision, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         config = replace(PRESETS["mnist-paper"], height=3)
         network, inputs = network_for(config), sample_inputs(config, 5)
-        plain = draw(TritonDecoder(network, 5, precision=precision, write_interval=1), inputs)
-        assert draw(TritonDecoder(network, 5, precision=precision, fused=False), inputs) == plain
+        drawn = draw(TritonDecoder(network, 5, precision=precision, fused=False), inputs)
+        set_write_interval(1, monkeypatch)
+        assert draw(TritonDecoder(network, 5, precision=precision, fused=False), inputs) == drawn
 
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
     @pytest.mark.parametrize("name", PRESETS)
