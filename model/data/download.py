@@ -1,6 +1,5 @@
 """Files of MNIST and CIFAR-10: download, checksums and search paths."""
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -8,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanline.kernels.cache import cache_folder
+from scanline.kernels.cache import atomic_path, cache_folder
 from scanline.model.progress import show_progress
 
 log = logging.getLogger("scanline.data")
@@ -139,17 +138,17 @@ def _fetch(url: str, target: Path, digest: str) -> None:
     """Download a missing or damaged file, under a temporary name until it is verified."""
     import httpx  # slow to import, and needed for downloads only
 
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
     manual = f"or copy {target.name} into {target.parent}"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_file():
             with target.open("rb") as present:
                 if hashlib.file_digest(present, "sha256").hexdigest() == digest:
                     return
-        if _stream(url, part) != digest:
-            raise DataError(f"{url} sent another file than the published one: try again, {manual}")
-        part.replace(target)
+        with atomic_path(target) as part:
+            if _stream(url, part) != digest:
+                raise DataError(
+                    f"{url} sent another file than the published one: try again, {manual}"
+                )
         log.info("downloaded %s", target)
     except httpx.HTTPStatusError as error:
         status = f"{error.response.status_code} {error.response.reason_phrase}"
@@ -163,9 +162,6 @@ def _fetch(url: str, target: Path, digest: str) -> None:
             f"{target} cannot be written ({error}): choose another folder with --data-dir or "
             "SCANLINE_DATA_DIR"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def _stream(url: str, path: Path) -> str:
