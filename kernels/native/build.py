@@ -324,11 +324,3 @@ def _build_private(compiler: Sequence[str], isa: str, source: Path, name: str) -
             f"neither the cache nor the temporary folder can be used for builds ({error}); set "
             "SCANLINE_CACHE to a writable folder that is not mounted noexec"
         ) from error
-
-
-def build(isa: str, source: Path) -> Path:
-    """Build a source for an ISA into the cache, even if this CPU lacks it; return the file."""
-    compiler, folder = find_compiler(), _cache()
-    path = folder / _name(isa, compiler, source)
-    compile_library(compiler, isa, source, path, to_load=False)
-    return path

@@ -116,9 +116,10 @@ def test_noexec_folders(
     native.load_library()
     assert f"cannot cache builds in {cache} (it is mounted noexec" in caplog.text
     assert compilations(compiler) == 1
-    native_build.build(
-        "portable", native_build.DECODER
-    ).unlink()  # it may be used on another machine
+    # A build that is not to be loaded may be for another machine.
+    command, path = native_build.find_compiler(), cache / "decoder.so"
+    native_build.compile_library(command, "portable", native_build.DECODER, path, to_load=False)
+    assert path.is_file()
     assert compilations(compiler) == 2
     noexec_folders.append(tempfile.gettempdir())
     monkeypatch.setattr(native_build, "_private", {})
