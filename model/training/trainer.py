@@ -23,7 +23,7 @@ from scanline.model.checkpoint import (
 )
 from scanline.model.config import ModelConfig
 from scanline.model.data.dataset import Dataset
-from scanline.model.evaluation.likelihood import evaluate
+from scanline.model.evaluation.likelihood import check_image_shape, evaluate
 from scanline.model.network import LinearTransformer
 from scanline.model.progress import Progress, show_progress
 from scanline.model.training import growth
@@ -174,11 +174,7 @@ class Trainer:
 
     def _check(self, data: Dataset) -> None:
         config = self.train_state.model.config
-        shape = (config.height, config.width, config.channels)
-        if data.images.shape[1:] != shape:
-            raise ValueError(
-                f"the images have shape {data.images.shape[1:]}, but the network needs {shape}"
-            )
+        check_image_shape(config, data)
         check_shift(self.config.shift, min(config.height, config.width))
         check_square(self.config.dist_aug, config.height, config.width)
         if config.classes and data.classes != config.classes:

@@ -336,8 +336,8 @@ def test_non_finite_weights_are_not_saved(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (Dataset("x", np.zeros((4, 4, 5, 1), np.uint8), None, CLASSES), "images have shape"),
-        (Dataset("x", np.zeros((4, 5, 4, 3), np.uint8), None, CLASSES), "images have shape"),
+        (Dataset("x", np.zeros((4, 4, 5, 1), np.uint8), None, CLASSES), "data has 4 × 5 × 1"),
+        (Dataset("x", np.zeros((4, 5, 4, 3), np.uint8), None, CLASSES), "data has 5 × 4 × 3"),
         (Dataset("x", np.zeros((4, 5, 4, 1), np.uint8), None, ("a", "b")), "classes"),
         (Dataset("x", np.zeros((4, 5, 4, 1), np.uint8), None, ()), "classes"),
     ],
