@@ -30,11 +30,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from scanline.kernels.cuda import attention as triton_attention
-from scanline.kernels.cuda import decode_plan as triton_decode
-from scanline.kernels.cuda import linear as triton_linear
-from scanline.kernels.cuda import prefill as triton_prefill
-from scanline.kernels.cuda import residual as triton_residual
+from scanline.kernels.cuda import attention, decode_plan, linear, prefill, residual
 from scanline.kernels.cuda.dependent_launch import CAPABILITY
 from scanline.kernels.cuda.fused import fused_decode
 from scanline.kernels.cuda.fused.driver import compile_source
@@ -66,8 +62,8 @@ def all_variants(arch: int) -> list[KernelVariant | CudaSource]:
     capability = divmod(arch, 10)
     overlap = capability >= CAPABILITY
     return [
-        *triton_attention.variants(arch), *triton_linear.variants(), *triton_residual.variants(),
-        *triton_decode.variants(overlap=overlap), *triton_prefill.variants(overlap=overlap),
+        *attention.variants(arch), *linear.variants(), *residual.variants(),
+        *decode_plan.variants(overlap=overlap), *prefill.variants(overlap=overlap),
         *fused_decode.variants(capability, _shared_bytes(arch)),
     ]  # fmt: skip
 

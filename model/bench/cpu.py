@@ -23,7 +23,7 @@ from scanline.kernels.native.build import NativeBuildError, check_isa
 from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
 from scanline.model.bench.models import PAPER
 from scanline.model.bench.roofline import Roofline
-from scanline.model.bench.table import HEADER, Progress, Report, format_row, peer_ratios
+from scanline.model.bench.table import HEADER, LineCallback, Report, format_row, peer_ratios
 from scanline.model.bench.timing import (
     DecoderFactory,
     Timing,
@@ -121,7 +121,7 @@ def run_bench(
     seconds: float = 1.0,
     repeats: int = 5,
     peer: bool = False,
-    progress: Progress = lambda line: None,
+    progress: LineCallback = lambda line: None,
 ) -> Report:
     """Time networks in every backend that runs on this CPU.
 

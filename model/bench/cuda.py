@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from scanline.model.bench.cuda_training import Training, median_seconds, time_training
+from scanline.model.bench.cuda_training import CudaTrainingTiming, median_seconds, time_training
 from scanline.model.bench.kernel_profile import format_kernel_times, profile_decoder
 from scanline.model.bench.models import find_models
 from scanline.model.bench.roofline import Bound, bytes_per_step
-from scanline.model.bench.table import HEADER, Progress, Report, format_row
+from scanline.model.bench.table import HEADER, LineCallback, Report, format_row
 from scanline.model.bench.timing import DecoderFactory, Timing, check_decoder, time_decoder
 from scanline.model.checkpoint import Checkpoint, SamplingDefaults
 from scanline.model.config import ModelConfig
@@ -42,10 +42,10 @@ COPY_BYTES = 1 << 30
 class CudaReport(Report):
     """Timings of a run on a device; ``peaks`` is the rate of a copy in its memory."""
 
-    training: list[Training]
+    training: list[CudaTrainingTiming]
 
 
-def find_device() -> torch.device:
+def cuda_device() -> torch.device:
     """Return the CUDA device to benchmark.
 
     Raises:
@@ -105,12 +105,12 @@ class _CudaBench:
 
     def __init__(
         self, device: torch.device, rate: float, slots: Sequence[int], seconds: float,
-        repeats: int, progress: Progress,
+        repeats: int, progress: LineCallback,
     ) -> None:  # fmt: skip
         self.device, self.rate, self.slots = device, rate, slots
         self.seconds, self.repeats, self.progress = seconds, repeats, progress
         self.timings: list[Timing] = []
-        self.training: list[Training] = []
+        self.training: list[CudaTrainingTiming] = []
         self.notes: list[str] = []
 
     def note(self, line: str) -> None:
@@ -194,7 +194,7 @@ def run_bench(
     seconds: float = 1.0,
     repeats: int = 5,
     plain: bool = False,
-    progress: Progress = lambda line: None,
+    progress: LineCallback = lambda line: None,
 ) -> CudaReport:
     """Time networks on the CUDA device.
 
@@ -210,7 +210,7 @@ def run_bench(
         BackendError: If there is no CUDA device.
         RuntimeError: If a result differs from the reference.
     """
-    device = find_device()
+    device = cuda_device()
     from scanline.model.decoders.triton import TritonDecoder  # Triton is optional
 
     hardware = describe(device)

@@ -24,7 +24,7 @@ MAX_BF16_ERROR = 0.02  # of the loss in bits/dim, and of the gradient relative t
 
 
 @dataclass(frozen=True)
-class Training:
+class CudaTrainingTiming:
     """Timing of a network's training in bf16.
 
     Attributes:
@@ -61,7 +61,7 @@ def median_seconds(run: Callable[[], object], device: torch.device, repeats: int
 
 def time_training(
     name: str, model: LinearTransformer, images: int, device: torch.device, repeats: int
-) -> Training:
+) -> CudaTrainingTiming:
     """Time the training of a network, after comparing its loss and gradients with float32."""
     model = model.to(device).train()
     try:
@@ -76,7 +76,9 @@ def time_training(
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         pixels = images * model.config.pixels / seconds
         step = time_step(model.config, images, device, repeats)
-        return Training(name, images, seconds * 1e3, pixels, peak / 1e9, step * 1e3, kernels)
+        return CudaTrainingTiming(
+            name, images, seconds * 1e3, pixels, peak / 1e9, step * 1e3, kernels
+        )
     finally:
         model.zero_grad()
         model.cpu().eval()

@@ -9,7 +9,7 @@ from typing import Any
 from scanline.model.bench.peer import Peer
 from scanline.model.bench.timing import Timing
 
-Progress = Callable[[str], object]  # receives each line as it is measured
+LineCallback = Callable[[str], object]  # receives each line as it is measured
 
 
 @dataclass(frozen=True)

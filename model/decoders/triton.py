@@ -19,7 +19,7 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scanline.kernels.cuda import decode_plan as triton_decode
+from scanline.kernels.cuda import decode_plan
 from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
 from scanline.kernels.cuda.fused.driver import CompileError, DriverError
 from scanline.kernels.cuda.fused.fused_decode import (
@@ -188,7 +188,7 @@ class TritonDecoder(Decoder):
         """Compile the Triton kernels of a step and capture them in graphs."""
         overlaps, slots = self.device.overlaps if overlap is None else overlap, self.max_slots
         launches = {
-            rows: triton_decode.plan(
+            rows: decode_plan.plan(
                 self._decode_config, self._weights, self.buffers, overlaps, rows > 1
             )
             for rows in self._plan_rows(slots)
@@ -207,8 +207,8 @@ class TritonDecoder(Decoder):
 
     def _plan_rows(self, slots: int) -> list[int]:
         """Return the smallest number of rows of each plan of a step."""
-        wide = self.device.shared >= triton_decode.SHARED_MANY
-        return [1, triton_decode.MANY] if wide and slots >= triton_decode.MANY else [1]
+        wide = self.device.shared >= decode_plan.SHARED_MANY
+        return [1, decode_plan.MANY] if wide and slots >= decode_plan.MANY else [1]
 
     @property
     def broken(self) -> bool:

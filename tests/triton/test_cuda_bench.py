@@ -26,7 +26,7 @@ def test_run_bench_reports_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config(height=1, width=2, n_layers=1, classes=("cat", "dog"))
     network, device = network_for(config), find_device()
     tiny = Checkpoint("tiny", network, {"defaults": {"guidance": 2.0, "top_p": 0.9}})
-    monkeypatch.setattr(bench_cuda, "find_device", lambda: device)
+    monkeypatch.setattr(bench_cuda, "cuda_device", lambda: device)
     monkeypatch.setattr(bench_cuda, "COPY_BYTES", 1 << 16)
     monkeypatch.setattr(bench_cuda, "TRAINING_IMAGES", {"tiny": 2})
     report = bench_cuda.run_bench(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from scanline.kernels.cuda import decode_plan as triton_decode
+from scanline.kernels.cuda import decode_plan
 from scanline.kernels.cuda.buffers import allocate_buffers
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.triton import TritonDecoder
@@ -39,14 +39,14 @@ def test_float32_agrees_with_float64(config: ModelConfig) -> None:
 
 @every_small
 @pytest.mark.parametrize(
-    "unrolled", [pytest.param(triton_decode.UNROLLED, marks=pytest.mark.broad), 0]
+    "unrolled", [pytest.param(decode_plan.UNROLLED, marks=pytest.mark.broad), 0]
 )
 def test_state_in_several_tiles_agrees_with_float64(
     config: ModelConfig, unrolled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large heads need several tiles per program, unrolled or not; here with tiny tiles."""
-    monkeypatch.setattr(triton_decode, "STATE_TILE", 16)
-    monkeypatch.setattr(triton_decode, "UNROLLED", unrolled)
+    monkeypatch.setattr(decode_plan, "STATE_TILE", 16)
+    monkeypatch.setattr(decode_plan, "UNROLLED", unrolled)
     check_decoder(config, "float32")
 
 

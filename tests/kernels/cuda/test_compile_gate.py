@@ -21,8 +21,7 @@ from triton.runtime.jit import native_specialize_impl  # noqa: E402
 
 from scanline.kernels.attention.features import elu_feature_map  # noqa: E402
 from scanline.kernels.cuda import attention as triton_attention  # noqa: E402
-from scanline.kernels.cuda import compile_gate  # noqa: E402
-from scanline.kernels.cuda import decode_plan as triton_decode  # noqa: E402
+from scanline.kernels.cuda import compile_gate, decode_plan  # noqa: E402
 from scanline.kernels.cuda.compile_gate import (  # noqa: E402
     all_variants,
     compile_all,
@@ -67,7 +66,7 @@ def test_one_variant_of_every_kernel_compiles() -> None:
     ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    everything = [*VARIANTS.values(), *triton_decode.variants()]
+    everything = [*VARIANTS.values(), *decode_plan.variants()]
     for kernel in {variant.kernel.__name__ for variant in everything}:
         uses_tensor_cores = kernel in (
             "forward_kernel", "backward_kernel", "project_kernel", "residual_kernel"
