@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import linear_regression
 from typing import TYPE_CHECKING
 
 import torch
@@ -180,12 +181,11 @@ def slope(rows: list[Row], what: str) -> float | None:
     Shorter lengths are dominated by the fixed cost of a call. Returns None for fewer than three.
     """
     measured = [row for row in rows if "stopped" not in row][-4:]
-    points = [(math.log(row["length"]), math.log(middle(row[what]))) for row in measured]
-    if len(points) < 3:
+    if len(measured) < 3:
         return None
-    x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    power: float = sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
-    return power
+    x = [math.log(row["length"]) for row in measured]
+    y = [math.log(middle(row[what])) for row in measured]
+    return linear_regression(x, y).slope
 
 
 class _Figure1(Experiment[ScalingSettings]):
