@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.service.fake_decoders import FakeDecoder
-from tests.service.fixtures import GREY, build, encode, listening, random_picture
+from tests.service.fixtures import GREY, build, encode, listening, random_picture, talking_to
 
 TOOL = Path(sys.executable).parent / "schemathesis"
 
@@ -126,12 +126,9 @@ def test_every_example_runs(schema: Any) -> None:
     picture.putpixel((5, 5), (0, 0))
     png = encode(picture)
     url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    app_state, app = build(decoders={"mnist": FakeDecoder(DIGITS, 8)})
+    _, app = build(decoders={"mnist": FakeDecoder(DIGITS, 8)})
     ran = []
-    with (
-        listening(app, lambda: app_state.ready) as where,
-        httpx.Client(base_url=where, timeout=60) as client,
-    ):
+    with talking_to(app) as client:
         for path, operations in schema["paths"].items():
             for method, operation in operations.items():
                 for kind, media in operation.get("requestBody", {}).get("content", {}).items():

@@ -33,6 +33,7 @@ from tests.service.fixtures import (
     idle,
     listening,
     random_picture,
+    talking_to,
     until,
 )
 
@@ -40,10 +41,7 @@ from tests.service.fixtures import (
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[AppState, httpx.Client]]:
     app_state, app = build({"max_images": 64})
-    with (
-        listening(app, lambda: app_state.ready) as url,
-        httpx.Client(base_url=url, timeout=DEADLINE) as client,
-    ):
+    with talking_to(app) as client:
         yield app_state, client
         until(lambda: idle(app_state), "an idle server")
 

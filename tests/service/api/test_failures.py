@@ -32,6 +32,7 @@ from tests.service.fixtures import (
     idle,
     listening,
     random_picture,
+    talking_to,
     tiny_model,
     until,
 )
@@ -123,11 +124,8 @@ def test_slow_models_are_reported() -> None:
     """A machine without the native decoder is ready, but its operator has to know."""
     grey, colour = FakeDecoder(GREY, 8), FakeDecoder(COLOUR, 8)
     colour.slow = True
-    app_state, app = build(decoders={"grey": grey, "colour": colour})
-    with (
-        listening(app, lambda: app_state.ready) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    _, app = build(decoders={"grey": grey, "colour": colour})
+    with talking_to(app) as client:
         assert client.get("/readyz").text == "ready\ncolour draws slowly: see the log\n"
         slow = {one["id"]: one["slow"] for one in client.get("/v1/models").json()["data"]}
         assert slow == {"grey": False, "colour": True}

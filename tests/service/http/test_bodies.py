@@ -16,12 +16,11 @@ from pydantic import ValidationError
 from scanline.service.api.requests import DistributionRequest
 from scanline.service.http import bodies
 from tests.service.fixtures import (
-    DEADLINE,
     build,
     check_error,
     encode,
-    listening,
     random_picture,
+    talking_to,
 )
 
 JSON = {"Content-Type": "application/json"}
@@ -30,11 +29,8 @@ LIMIT = 100_000  # bytes of JSON
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    app_state, app = build({"max_json": LIMIT})
-    with (
-        listening(app, lambda: app_state.ready) as url,
-        httpx.Client(base_url=url, timeout=DEADLINE) as client,
-    ):
+    _, app = build({"max_json": LIMIT})
+    with talking_to(app) as client:
         yield client
 
 

@@ -28,7 +28,6 @@ from tests.service.fixtures import (
     build,
     check_error,
     encode,
-    listening,
     random_picture,
     talking_to,
     until,
@@ -179,11 +178,7 @@ def test_a_repeated_request_succeeds_though_new_ones_are_refused(drained: bool) 
     refused = (503, "closing") if drained else (429, "queue_full")
     body, picture = {"n": 2, "seed": 4}, {"image": encode(random_picture())}
 
-    with (
-        listening(app, lambda: app_state.ready) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
-        ThreadPoolExecutor(2) as pool,
-    ):
+    with talking_to(app) as client, ThreadPoolExecutor(2) as pool:
 
         def drawing(name: str) -> httpx.Response:
             headers = {"Idempotency-Key": name} | ASYNC

@@ -19,12 +19,11 @@ from scanline.service.http.middleware.body_limit import BodyLimitMiddleware
 from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import (
     COLOUR,
-    DEADLINE,
     build,
     check_error,
     encode,
-    listening,
     random_picture,
+    talking_to,
 )
 
 JSON = {"Content-Type": "application/json"}
@@ -35,11 +34,8 @@ LIMIT = 100_000  # bytes of JSON
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    app_state, app = build({"max_json": LIMIT})
-    with (
-        listening(app, lambda: app_state.ready) as url,
-        httpx.Client(base_url=url, timeout=DEADLINE) as client,
-    ):
+    _, app = build({"max_json": LIMIT})
+    with talking_to(app) as client:
         yield client
 
 
@@ -71,11 +67,8 @@ def test_json_has_a_smaller_limit_than_forms(client: httpx.Client) -> None:
 def test_json_limit_follows_the_largest_model() -> None:
     config = dataclasses.replace(COLOUR, height=80, width=80)
     values = config.values
-    app_state, app = build({}, {"large": FakeDecoder(config, 1)})
-    with (
-        listening(app, lambda: app_state.ready) as url,
-        httpx.Client(base_url=url, timeout=DEADLINE) as client,
-    ):
+    _, app = build({}, {"large": FakeDecoder(config, 1)})
+    with talking_to(app) as client:
         body = json.dumps({"values": [255] * (values - 3)}).encode()
         reply = client.post("/v1/distribution", content=body, headers=JSON)
         assert reply.status_code == 200, reply.text

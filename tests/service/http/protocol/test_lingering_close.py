@@ -20,7 +20,6 @@ from starlette.types import Receive, Scope, Send
 
 from scanline.service.http.protocol import connection as connections
 from scanline.service.http.protocol import connection_limiter
-from scanline.service.state.app_state import AppState
 from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import DEADLINE, GREY, build, idle, listening, talking_to, until
 from tests.service.http.protocol.raw_connections import (
@@ -35,13 +34,9 @@ from tests.service.http.protocol.raw_connections import (
 
 
 @contextlib.contextmanager
-def connected(app_state: AppState, app: FastAPI) -> Iterator[socket.socket]:
+def connected(app: FastAPI) -> Iterator[socket.socket]:
     """Serve an application and yield a connection to it."""
-    with (
-        listening(app, lambda: app_state.ready) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
-        connect(client) as connection,
-    ):
+    with talking_to(app) as client, connect(client) as connection:
         yield connection
 
 
@@ -82,8 +77,7 @@ def test_a_connection_over_the_limit_gets_a_json_error(caplog: pytest.LogCapture
     decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
     app_state, app = build({"max_connections": 2}, {"fake": decoder})
     with (
-        listening(app, lambda: app_state.ready) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
+        talking_to(app) as client,
         caplog.at_level(logging.WARNING, "scanline.connections"),
         contextlib.ExitStack() as stack,
     ):
@@ -105,7 +99,7 @@ def test_a_connection_over_the_limit_gets_a_json_error(caplog: pytest.LogCapture
 
 
 def test_a_request_that_ends_during_its_reply_gets_all_of_it() -> None:
-    app_state, app = build()
+    _, app = build()
     piece, waits = b"x" * 2**24, threading.Event()  # more than a socket buffers
 
     class Pieces(Response):
@@ -120,7 +114,7 @@ def test_a_request_that_ends_during_its_reply_gets_all_of_it() -> None:
             await send(body)
 
     app.add_api_route("/large", lambda: Pieces(), methods=["POST"])
-    with connected(app_state, app) as connection:
+    with connected(app) as connection:
         connection.sendall(b"POST /large HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         assert waits.wait(DEADLINE)
         connection.sendall(b"0\r\n\r\n")
@@ -132,7 +126,7 @@ def test_a_request_that_ends_during_its_reply_gets_all_of_it() -> None:
 def test_a_half_closed_connection_gets_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     """``nc -N`` closes its own side after its requests."""
     monkeypatch.setattr(connections, "PEER_CHECK_SECONDS", 0.02)
-    app_state, app = build()
+    _, app = build()
     shown, go_on = threading.Event(), threading.Event()
 
     async def slow() -> StreamingResponse:
@@ -145,7 +139,7 @@ def test_a_half_closed_connection_gets_its_reply(monkeypatch: pytest.MonkeyPatch
         return StreamingResponse(pieces(), headers={"Content-Length": "9"})
 
     app.add_api_route("/slow", slow)
-    with connected(app_state, app) as connection:
+    with connected(app) as connection:
         connection.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
         assert shown.wait(DEADLINE)
         connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
