@@ -15,7 +15,8 @@ from tests.service.fixtures import (
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[LiveServer]:
-    yield from serve({"max_images": 20, "max_waiting": 1000, "max_upload": 1_000_000})
+    with serve({"max_images": 20, "max_waiting": 1000, "max_upload": 1_000_000}) as server:
+        yield server
 
 
 @pytest.fixture
@@ -28,4 +29,5 @@ def api(shared: LiveServer) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def stepwise() -> Iterator[tuple[LiveServer, StepwiseDecoder]]:
-    yield from stepwise_server()
+    with stepwise_server() as server:
+        yield server

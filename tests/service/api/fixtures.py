@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,7 +57,9 @@ class LiveServer:
         )
 
 
+@contextlib.contextmanager
 def serve(fields: dict[str, Any] | None = None, **decoders: Any) -> Iterator[LiveServer]:
+    """Run a server with the given settings and decoders."""
     app_state, app = build(fields, decoders or None)
     with talking_to(app) as client:
         yield LiveServer(app_state, client, str(client.base_url).rstrip("/"))
@@ -80,16 +83,16 @@ class StepwiseDecoder(FakeDecoder):
             self.permits.release()
 
 
+@contextlib.contextmanager
 def stepwise_server(**fields: Any) -> Iterator[tuple[LiveServer, StepwiseDecoder]]:
+    """Run a server whose decoder needs a permit per pixel, until the block ends."""
     decoder = StepwiseDecoder()
-    server = serve(fields, fake=decoder)
-    api = next(server)
-    try:
-        yield api, decoder
-    finally:
-        decoder.opened.set()
-        until(lambda: idle(api.app_state), "an idle server")
-        next(server, None)
+    with serve(fields, fake=decoder) as api:
+        try:
+            yield api, decoder
+        finally:
+            decoder.opened.set()
+            until(lambda: idle(api.app_state), "an idle server")
 
 
 def png(image: dict[str, Any], config: ModelConfig) -> NDArray[np.uint8]:

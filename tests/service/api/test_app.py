@@ -58,7 +58,7 @@ def test_api_key_protects_v1_below_a_prefix(prefix: str) -> None:
 def test_links_contain_the_root_path_that_a_proxy_strips(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for api in serve({"root_path": "/our/pictures/", "api_key": "secret"}):
+    with serve({"root_path": "/our/pictures/", "api_key": "secret"}) as api:
         key, prefer = {"Authorization": "Bearer secret"}, {"Prefer": "respond-async"}
         check_error(api.client.post("/v1/samples", json={}), 401)
         begun = api.client.post("/v1/samples", json={}, headers=key | prefer)
@@ -83,7 +83,7 @@ def test_links_contain_the_root_path_that_a_proxy_strips(
 
 
 def test_api_key_protects_v1_only() -> None:
-    for api in serve({"api_key": "clé-secrète"}):
+    with serve({"api_key": "clé-secrète"}) as api:
         paths = [("POST", "/v1/samples"), ("GET", "/v1/models"), ("GET", "/v1/generations/x")]
         wrong: list[dict[str, str | bytes]] = [
             {}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer"},
@@ -107,7 +107,7 @@ def test_api_key_protects_v1_only() -> None:
 
 
 def test_cors_allows_the_configured_origins_only() -> None:
-    for api in serve({"cors_origins": "https://a.example, https://b.example"}):
+    with serve({"cors_origins": "https://a.example, https://b.example"}) as api:
         ask = {"Origin": "https://b.example", "Access-Control-Request-Method": "POST",
                "Access-Control-Request-Headers": "authorization,content-type"}  # fmt: skip
         allowed = api.client.options("/v1/samples", headers=ask)
@@ -165,7 +165,7 @@ def wait_for_pixels(api: LiveServer, count: int) -> None:
 
 
 def test_metrics_count_requests_with_a_bounded_number_of_labels() -> None:
-    for api in serve():
+    with serve() as api:
         api.samples(n=3, model="grey")
         parse_sse(api.samples(n=1, model="grey", stream=True).content)
         api.samples(model="colour", n=0)

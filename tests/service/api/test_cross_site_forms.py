@@ -36,15 +36,15 @@ def test_cross_site_forms_are_refused(api: LiveServer, path: str) -> None:
 
 
 def test_cross_site_forms_of_configured_origins_are_accepted() -> None:
-    for api in serve({"cors_origins": "https://a.example"}):
+    with serve({"cors_origins": "https://a.example"}) as api:
         form = "/v1/completions"
         assert send_form(api, form, "cross-site", Origin="https://a.example") == 200
         assert send_form(api, form, "cross-site", Origin="https://b.example") == 403
         foreign = {"Sec-Fetch-Site": "cross-site"}
         assert api.client.post("/v1/samples", json={}, headers=foreign).is_success
-    for api in serve({"cors_origins": "*"}):
+    with serve({"cors_origins": "*"}) as api:
         assert send_form(api, form, "cross-site", Origin="https://b.example") == 200
-    for api in serve({"api_key": "secret"}):  # browsers do not add the key by themselves
+    with serve({"api_key": "secret"}) as api:  # browsers do not add the key by themselves
         key = "Bearer secret"
         origin = "https://a.example"
         assert send_form(api, form, "cross-site", Origin=origin, Authorization=key) == 200

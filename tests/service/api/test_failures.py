@@ -40,13 +40,13 @@ from tests.sse_client import parse_sse
 
 
 def test_full_queue_is_429_before_the_picture_is_decoded() -> None:
-    for api, _ in stepwise_server(max_images=4, max_waiting=4):
+    with stepwise_server(max_images=4, max_waiting=4) as (api, _):
         with ThreadPoolExecutor(2) as pool:
             engine = api.app_state.models["fake"].engine
             waiting = [pool.submit(api.samples, n=4)]
-            until(lambda e=engine: e.slots_in_use == 4)  # type: ignore[misc]
+            until(lambda: engine.slots_in_use == 4)
             waiting.append(pool.submit(api.samples, n=4))
-            until(lambda e=engine: e.queue.waiting == 4)  # type: ignore[misc]
+            until(lambda: engine.queue.waiting == 4)
             for refused in (api.samples(n=1), api.complete(b"no picture", known_rows=1)):
                 check_error(refused, 429, "queue_full")
                 assert refused.json()["error"]["type"] == "rate_limit_error"
@@ -62,7 +62,7 @@ def test_decoder_error_is_500_and_an_error_event() -> None:
     def fail(slots: list[int]) -> None:
         raise RuntimeError("a secret detail")
 
-    for api in serve(None, fake=decoder):
+    with serve(fake=decoder) as api:
         decoder.before_step = fail
         reply = api.samples(n=3)
         assert "secret" not in check_error(reply, 500, "generation_failed")
@@ -88,7 +88,7 @@ def test_bug_is_500_and_is_logged_and_counted(
     def bug(*_: object) -> None:
         raise KeyError("inside")
 
-    for api in serve({"cors_origins": "https://page.example"}):
+    with serve({"cors_origins": "https://page.example"}) as api:
         monkeypatch.setattr("scanline.service.api.drawing.encode_generation", bug)
         reply = api.client.post(
             "/v1/samples",
@@ -112,7 +112,7 @@ def test_full_disk_is_500(
     async def write(file: UploadFile, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for api in serve(None):
+    with serve() as api:
         with monkeypatch.context() as full:
             full.setattr(UploadFile, "write", write)
             check_error(api.complete(b"a picture", known_rows=1), 500, "internal_error")

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from scanline.service.engine.protocol import EngineProtocol
 from tests.service.api.fixtures import LiveServer, StepwiseDecoder, stepwise_server, values
 from tests.service.fixtures import GREY, check_error, idle, until
 from tests.sse_client import parse_sse
@@ -128,18 +127,18 @@ def test_background_generations_have_files_once_finished(
 
 
 def test_disconnecting_json_client_frees_its_slots_at_once() -> None:
-    for api, _ in stepwise_server(grace_seconds=3600):
+    with stepwise_server(grace_seconds=3600) as (api, _):
         engine = api.app_state.models["fake"].engine
 
-        async def leave(url: str = api.url, engine: EngineProtocol = engine) -> None:
-            async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        async def leave() -> None:
+            async with httpx.AsyncClient(base_url=api.url, timeout=60) as client:
                 asking = asyncio.create_task(client.post("/v1/samples", json={"n": 9}))
                 await asyncio.to_thread(until, lambda: engine.slots_in_use)
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
 
         asyncio.run(leave())
-        until(lambda s=api.app_state: idle(s), "free slots")  # type: ignore[misc]
+        until(lambda: idle(api.app_state), "free slots")
         # No image was finished, because the decoder is still blocked.
         cancelled = 'scanline_images_total{finish_reason="cancelled",model="fake"} 9.0'
         assert cancelled in api.client.get("/metrics").text

@@ -235,13 +235,13 @@ def test_the_last_event_id_may_be_a_query_parameter(api: LiveServer) -> None:
 
 
 def test_stream_that_is_not_resumed_is_cancelled_after_the_grace_period() -> None:
-    for api, decoder in stepwise_server(grace_seconds=0.05):
+    with stepwise_server(grace_seconds=0.05) as (api, decoder):
         engine = api.app_state.models["fake"].engine
         decoder.permit(3)
         raw = read_some(api, "/v1/samples", 1, "POST", json={"n": 9, "stream": True})
         generation = engine.queue.find(parse_sse(raw, complete=False)[0].data["id"])
         assert generation is not None
-        until(lambda g=generation: g.finished, "the cancel")  # type: ignore[misc]
+        until(lambda: generation.finished, "the cancel")
         assert {i.finish_reason for i in generation.images} == {FinishReason.CANCELLED}
         assert idle(api.app_state)
 

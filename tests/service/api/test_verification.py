@@ -33,7 +33,8 @@ def portable_decoders() -> dict[str, FakeDecoder]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    yield from serve({"max_images": 20}, **portable_decoders())
+    with serve({"max_images": 20}, **portable_decoders()) as server:
+        yield server
 
 
 def verify(api: LiveServer, picture: bytes, **others: Any) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def test_every_png_carries_a_recipe_that_draws_it_again(server: LiveServer, mode
 
 @pytest.mark.parametrize("model", CONFIGS)
 def test_without_metadata_no_png_carries_a_recipe(model: str) -> None:
-    for api in serve({"png_metadata": False}, **portable_decoders()):
+    with serve({"png_metadata": False}, **portable_decoders()) as api:
         for name, png in pngs_of_every_form(api, model):
             with Picture.open(io.BytesIO(png)) as picture:
                 assert not {"scanline", "parameters"} & picture.info.keys(), name
@@ -122,11 +123,11 @@ def test_recipe_names_nothing_of_the_client(server: LiveServer) -> None:
 
 def test_metadata_changes_the_etag(server: LiveServer) -> None:
     tags = {server.client.get("/v1/samples/grey/3.png").headers["etag"]}
-    for api in serve({"png_metadata": False}, **portable_decoders()):
+    with serve({"png_metadata": False}, **portable_decoders()) as api:
         tags.add(api.client.get("/v1/samples/grey/3.png").headers["etag"])
     decoders = portable_decoders()
     decoders["grey"].arithmetic = 2
-    for api in serve(None, **decoders):
+    with serve(None, **decoders) as api:
         tags.add(api.client.get("/v1/samples/grey/3.png").headers["etag"])
     assert len(tags) == 3
 
@@ -250,7 +251,7 @@ def test_fields_without_an_effect_are_refused(server: LiveServer) -> None:
 
 def test_unfinished_images_carry_no_recipe() -> None:
     decoder = FakeDecoder(GREY, 1)
-    for api in serve(None, grey=decoder):
+    with serve(grey=decoder) as api:
 
         def fail(slots: list[int]) -> None:
             raise RuntimeError("broken")
@@ -311,7 +312,7 @@ def test_largest_enlarged_picture_is_accepted() -> None:
     large = replace(GREY, height=side, width=side)
     decoder = FakeDecoder(large, 1)
     decoder.arithmetic = 1
-    for api in serve(None, large=decoder):
+    with serve(large=decoder) as api:
         size = 2048 // side * side
         body = {"prompt": "", "size": f"{size}x{size}"}
         reply: httpx.Response = api.client.post("/v1/images/generations", json=body)
