@@ -1,4 +1,4 @@
-"""Server fixture of several test packages."""
+"""Server fixtures of several test packages."""
 
 from __future__ import annotations
 
@@ -16,4 +16,11 @@ from tests.service.fixtures import held_server
 def held() -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
     """Run a server without grace time, whose decoder is blocked until the event is set."""
     with held_server(2, {"grace_seconds": 0.0, "max_waiting": 8, "max_images": 8}) as held:
+        yield held
+
+
+@pytest.fixture
+def held_slot() -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
+    """Run a server with one slot, whose decoder is blocked until the event is set."""
+    with held_server(1, {"max_waiting": 8, "max_images": 4}) as held:
         yield held

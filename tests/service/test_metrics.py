@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from scanline.service import __version__
 from scanline.service.state.app_state import AppState
-from tests.service.fixtures import (
-    build,
-    check_error,
-    held_server,
-    metric_value,
-    talking_to,
-    until,
-)
-
-
-@pytest.fixture
-def held() -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
-    """Yield a server whose decoder has one slot, and draws nothing until released."""
-    with held_server(1, {"max_waiting": 8, "max_images": 4}) as held:
-        yield held
+from tests.service.fixtures import build, check_error, metric_value, talking_to, until
 
 
 def test_request_metrics() -> None:
@@ -56,9 +41,9 @@ def test_request_metrics() -> None:
 
 
 def test_refusals_are_counted_by_error_code(
-    held: tuple[AppState, httpx.Client, threading.Event],
+    held_slot: tuple[AppState, httpx.Client, threading.Event],
 ) -> None:
-    app_state, client, _ = held
+    app_state, client, _ = held_slot
     for _ in range(3):
         client.post("/v1/samples", json={"n": 4}, headers={"Prefer": "respond-async"})
         # Before the first image has a slot, a caller may not have eight images waiting.
@@ -74,10 +59,10 @@ def test_refusals_are_counted_by_error_code(
 
 
 def test_a_stuck_step_fails_the_health_checks(
-    held: tuple[AppState, httpx.Client, threading.Event], monkeypatch: pytest.MonkeyPatch
+    held_slot: tuple[AppState, httpx.Client, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scanline.service.engine.engine.STUCK_SECONDS", 0.05)
-    _, client, go_on = held
+    _, client, go_on = held_slot
     begun = client.post("/v1/samples", json={}, headers={"Prefer": "respond-async"})
     until(lambda: client.get("/livez").status_code == 503)
     why = check_error(client.get("/livez"), 503, "not_ready")
@@ -91,9 +76,9 @@ def test_a_stuck_step_fails_the_health_checks(
 
 
 def test_open_streams_are_counted(
-    held: tuple[AppState, httpx.Client, threading.Event],
+    held_slot: tuple[AppState, httpx.Client, threading.Event],
 ) -> None:
-    _, client, go_on = held
+    _, client, go_on = held_slot
     body = {"stream": True}
     with client.stream("POST", "/v1/samples", json=body) as one:
         with client.stream("POST", "/v1/samples", json=body):

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from scanline.service.state.app_state import AppState
-from tests.service.fixtures import (
-    held_server,
-    until,
-)
+from tests.service.fixtures import until
 from tests.sse_client import parse_sse
 
 
-@pytest.fixture
-def held() -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
-    """Yield a server whose decoder has one slot, and draws nothing until released."""
-    with held_server(1, {"max_waiting": 8, "max_images": 4}) as held:
-        yield held
-
-
 def test_a_waiting_stream_reports_its_queue_position_repeatedly(
-    held: tuple[AppState, httpx.Client, threading.Event], monkeypatch: pytest.MonkeyPatch
+    held_slot: tuple[AppState, httpx.Client, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scanline.service.api.events.WAITING_SECONDS", 0.05)
-    app_state, client, go_on = held
+    app_state, client, go_on = held_slot
     queue = app_state.models["grey"].engine.queue
     for n in (3, 1):
         client.post("/v1/samples", json={"n": n}, headers={"Prefer": "respond-async"})

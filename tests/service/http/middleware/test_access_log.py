@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,22 +13,7 @@ import pytest
 
 from scanline.service.logs import JsonFormatter
 from scanline.service.state.app_state import AppState
-from tests.service.fixtures import (
-    build,
-    encode,
-    held_server,
-    listening,
-    metric_value,
-    random_picture,
-    until,
-)
-
-
-@pytest.fixture
-def held() -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
-    """Yield a server whose decoder has one slot, and draws nothing until released."""
-    with held_server(1, {"max_waiting": 8, "max_images": 4}) as held:
-        yield held
+from tests.service.fixtures import build, encode, listening, metric_value, random_picture, until
 
 
 @pytest.mark.parametrize("how", ["samples", "stream", "completions", "openai", "file"])
@@ -71,10 +55,10 @@ def test_the_access_log_names_the_generation_and_the_key(
 
 
 def test_the_access_log_has_error_codes_and_the_state_of_abandoned_generations(
-    held: tuple[AppState, httpx.Client, threading.Event], caplog: pytest.LogCaptureFixture
+    held_slot: tuple[AppState, httpx.Client, threading.Event], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="scanline.access")
-    _, client, go_on = held
+    _, client, go_on = held_slot
     client.post("/v1/samples", json={"n": 0})
     client.post("/v1/samples", json={"one\nline": 0})
     with client.stream("POST", "/v1/samples", json={"stream": True}) as stream:
