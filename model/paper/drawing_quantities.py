@@ -77,7 +77,7 @@ def largest_batch(data: str, method: str) -> Measure:
             raise NotMeasuredError(
                 f"{value:,.0f} images were drawn; more would take more than {max(stops)}"
             )
-        return Quantity(value, value, value)
+        return Quantity(value, value, value, "on a CPU" if device == "cpu" else "")
 
     return measure
 

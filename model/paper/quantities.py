@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -23,11 +23,11 @@ from scanline.model.paper.quantity import (
 )
 from scanline.model.paper.report import Row, by_kind
 from scanline.model.paper.scaling import PLAIN, slope
-from scanline.model.paper.speech.table import epoch_seconds
+from scanline.model.paper.speech.table import BEGUN, epoch_seconds
 
 ENOUGH_STEPS = 4000  # of copying; the paper lowers the learning rate after 3,000
 LEARNED = 0.5  # nats per symbol, below which a network has learned to copy; guessing gives 2.3
-BEGUN = 0.9  # phoneme error rate, above which an encoder has not begun to learn
+FLAT = 0.05  # share of the validation errors that a converged encoder may still lose in an epoch
 Z_95 = 1.96  # half the width of a 95 % confidence interval, in standard errors
 # The entry of every evaluation that has the value of a mark.
 AMOUNTS = {"step_mark": "steps", "images_seen": "images_seen", "second_mark": "seconds"}
@@ -51,11 +51,16 @@ def _at_mark(rows: Sequence[Row], mark: str) -> list[Row]:
         amounts = [end[AMOUNTS[mark]] for end in ends]
         if max(amounts) < 1.01 * min(amounts):
             return ends
-    by_value = [{one[mark]: one for one in row["evaluations"] if mark in one} for row in rows]
+    # The last evaluation may be at a mark too, but is on more images.
+    by_value = [
+        {(one[mark], one.get("images")): one for one in row["evaluations"] if mark in one}
+        for row in rows
+    ]
     common = set.intersection(*(set(one) for one in by_value))
     if not common:
         raise NotMeasuredError("the kinds were not evaluated after equal training yet")
-    return [one[max(common)] for one in by_value]
+    largest = max(common, key=lambda key: float(key[0]))
+    return [one[largest] for one in by_value]
 
 
 def _trained(rows: AllRows, kinds: Sequence[str]) -> list[Row]:
@@ -71,28 +76,41 @@ def _names(kinds: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def copy_difference(first: str | tuple[str, ...], second: str) -> Measure:
-    """Return the lowest loss of the first kinds minus the second's, after equal steps."""
+    """Return the lowest loss of the first kinds minus the second's, after equal steps.
+
+    It is the mean of all seeds, and its spread is theirs.
+    """
 
     def measure(rows: AllRows) -> Quantity:
         kinds = (*_names(first), second)
-        runs = [_row(rows, f"{kind} 0") for kind in kinds]
-        points = _at_mark(runs, "step_mark")
-        if points[0]["steps"] < ENOUGH_STEPS:
-            raise NotMeasuredError(
-                f"all kinds trained for {points[0]['steps']:,} steps so far; a verdict needs "
-                f"{ENOUGH_STEPS:,}"
-            )
-        losses = [point["loss"] for point in points]
-        if min(losses) > LEARNED:
-            raise NotMeasuredError(
-                f"after {points[0]['steps']:,} steps no kind has learned to copy (lowest loss "
-                f"{number(min(losses))})"
-            )
-        value = min(losses[:-1]) - losses[-1]
-        said = ", ".join(f"{k} {number(loss)}" for k, loss in zip(kinds, losses, strict=True))
-        return Quantity(value, value, value, f"{said} after {points[0]['steps']:,} steps, one seed")
+        trained = [{key.split()[1] for key in rows if key.split()[0] == kind} for kind in kinds]
+        seeds = sorted(set.intersection(*trained)) or ["0"]
+        points = [_copy_points(rows, kinds, seed) for seed in seeds]
+        values = [min(one["loss"] for one in found[:-1]) - found[-1]["loss"] for found in points]
+        said = ", ".join(
+            f"{kind} {number(point['loss'])} ({100 * point['accuracy']:.2f} % right)"
+            for kind, point in zip(kinds, points[0], strict=True)
+        )
+        said += f" after {points[0][0]['steps']:,} steps, "
+        said += "one seed" if len(seeds) == 1 else f"the first of {len(seeds)} seeds"
+        return Quantity(fmean(values), min(values), max(values), said)
 
     return measure
+
+
+def _copy_points(rows: AllRows, kinds: Sequence[str], seed: str) -> list[Row]:
+    """Return the evaluation of each kind after equal steps, if they were enough."""
+    points = _at_mark([_row(rows, f"{kind} {seed}") for kind in kinds], "step_mark")
+    steps, lowest = points[0]["steps"], min(point["loss"] for point in points)
+    if steps < ENOUGH_STEPS:
+        raise NotMeasuredError(
+            f"all kinds trained for {steps:,} steps so far; a verdict needs {ENOUGH_STEPS:,}"
+        )
+    if lowest > LEARNED:
+        raise NotMeasuredError(
+            f"after {steps:,} steps no kind has learned to copy (lowest loss {number(lowest)})"
+        )
+    return points
 
 
 def _points(rows: AllRows, kind: str) -> list[Row]:
@@ -241,6 +259,10 @@ def error_difference(first: tuple[str, ...], second: str) -> Measure:
             raise NotMeasuredError(
                 f"{' and '.join(late)} had not begun to learn: more than {100 * BEGUN:.0f} % errors"
             )
+        if falling := [run["kind"] for run in runs if not _is_flat(run)]:
+            raise NotMeasuredError(
+                f"the errors of {', '.join(falling)} were still falling when the time was over"
+            )
         best = min(points[:-1], key=lambda point: float(point["error_rate"]))
         value = 100 * (best["error_rate"] - points[-1]["error_rate"])
         error = 100 * Z_95 * math.hypot(best["standard_error"], points[-1]["standard_error"])
@@ -252,6 +274,12 @@ def error_difference(first: tuple[str, ...], second: str) -> Measure:
         return Quantity(value, value - error, value + error, said)
 
     return measure
+
+
+def _is_flat(run: Row) -> bool:
+    """Return True if an encoder's validation errors hardly fell in its last whole epoch."""
+    rates = [one["error_rate"] for one in run["evaluations"] if "step_mark" in one]
+    return len(rates) > 1 and rates[-1] > (1 - FLAT) * rates[-2]
 
 
 def epoch_ratio(first: tuple[str, ...], second: str) -> Measure:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAPER_FRAMES = 800  # average length of the paper's utterances
+BEGUN = 0.9  # phoneme error rate, above which an encoder has not begun to learn
 PATIENCE = 4  # epochs without a better validation error, after which a training ends
 
 
@@ -102,8 +103,11 @@ class EncoderTraining:
         return loss.item()
 
     def validated(self, error_rate: float) -> None:
-        """Halve the learning rate if the validation error has not decreased."""
-        if error_rate >= self.best:
+        """Halve the learning rate if the validation error has not decreased.
+
+        Before an encoder has begun to learn, its error only fluctuates.
+        """
+        if error_rate >= self.best and self.best < BEGUN:
             for group in self.optimizer.param_groups:
                 group["lr"] /= 2
         self.best = min(self.best, error_rate)
@@ -249,7 +253,9 @@ class _Table3(Experiment[SpeechSettings]):
             f"{sizes['d_model']}, {sizes['n_heads']} heads; bi-lstm {sizes['lstm_layers']} × 2 × "
             f"{sizes['lstm_size']}{stacked}) was trained with CTC {length}until the validation "
             f"error had not decreased for {PATIENCE} epochs, with RAdam (bi-lstm: Adam), batch "
-            f"size {s['batch']}. The phoneme error rate (PER) of greedy decoding on the test "
+            f"size {s['batch']}. Once that error is below {100 * BEGUN:.0f} %, the learning rate "
+            "is halved after each epoch without a decrease. The weights are those at the end. The "
+            "phoneme error rate (PER) of greedy decoding on the test "
             "utterances is given with its standard error. The last column is the time of a "
             "forward and backward pass over one utterance of the paper's average length, with one "
             "frame per step."

@@ -218,6 +218,29 @@ def test_reasons_for_no_verdict() -> None:
     late = speech(0.08) | recognized("lsh-4", 0.95)
     judged = judge(claim_named("speech-lsh"), results("table3", late))
     assert judged.found == "lsh-4 had not begun to learn: more than 90 % errors"
+    falling = speech(0.08)
+    falling["train lsh-4"]["evaluations"][0]["error_rate"] = 0.099  # a tenth more than at the end
+    judged = judge(claim_named("speech-lsh"), results("table3", falling))
+    assert judged.found == "the errors of lsh-4 were still falling when the time was over"
+
+
+def test_copying_is_judged_by_all_seeds() -> None:
+    rows = copying(0.1, 0.1, 0.3)
+    for kind, loss in (("linear", 0.2), ("softmax", 0.1)):
+        (row,) = copied(kind, loss).values()
+        rows[f"{kind} 1"] = row | {"seed": 1}
+    found = claim_named("copy-softmax").measure(rows)
+    assert (found.value, found.low, found.high) == pytest.approx((0.05, 0.0, 0.1))
+    assert "the first of 2 seeds" in found.details
+
+
+def test_evaluations_on_other_images_are_not_compared() -> None:
+    """The last evaluation is on more images, and may be at a mark."""
+    rows = images(1.0)
+    rows["train linear"]["evaluations"][-1]["images"] = 1000
+    rows["train softmax"]["unfinished"] = True
+    judged = judge(claim_named("cifar-softmax"), results("table2", rows))
+    assert "not evaluated after equal training" in judged.found
 
 
 def test_finished_trainings_are_compared_at_their_ends() -> None:

@@ -107,9 +107,15 @@ def test_table_compares_kinds_after_equal_images_and_equal_time() -> None:
     rows["train fourier"]["evaluations"] = rows["train fourier"]["evaluations"][:1]
     rows["train fourier"]["unfinished"] = True
     table = TABLE1.table(rows)
+    assert "ours, after 8,000 images" in table  # a feature map does not limit the paper's kinds
+    assert "| fourier | – | – | – | – | – | – | 9 |" in table
+    rows = trained("linear", 1.0) | trained("softmax", 1.25)
+    rows["train softmax"]["evaluations"] = rows["train softmax"]["evaluations"][:1]
+    rows["train softmax"]["unfinished"] = True
+    table = TABLE1.table(rows)
     assert "ours, after 4,000 images" in table
     assert "after 600" not in table
-    assert "| fourier | – | 1.250 ± 0.002 | 9 | – | 9 |" in table
+    assert "| softmax | 0.621 | 1.250 ± 0.002 | 9 | – | 9 |" in table
 
 
 @pytest.mark.broad

@@ -65,10 +65,10 @@ def test_learning_rate_is_halved_when_validation_stops_improving(tmp_path: Path)
         training = EncoderTraining(kind, TASK, corpus, CPU)
         assert type(training.optimizer) is optimizer
         rates = []
-        for error in (0.9, 0.5, 0.6, 0.5, 0.4):
+        for error in (0.99, 1.0, 0.95, 0.5, 0.6, 0.5, 0.4):  # the first three are fluctuations
             training.validated(error)
             rates.append(training.optimizer.param_groups[0]["lr"] / rate)
-        assert rates == [1, 1, 0.5, 0.25, 0.25]
+        assert rates == [1, 1, 1, 1, 0.5, 0.25, 0.25]
 
 
 def test_epoch_seconds_are_between_validations() -> None:
