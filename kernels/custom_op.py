@@ -1,27 +1,15 @@
-"""Custom torch operators and compiler hints that do not import ``torch.compile``'s machinery."""
+"""Custom torch operators that do not import torch's compiler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def assume_constant_result(function: F) -> F:
-    """Mark a function whose result ``torch.compile`` may evaluate while tracing and reuse.
-
-    Equals ``torch.compiler.assume_constant_result``, but does not import the compiler, which takes
-    as long as importing the rest of torch.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
 
 class CustomOp:
-    """A function registered as a torch operator, which compiles and differentiates.
+    """A function registered as a torch operator, which differentiates.
 
     The function must not mutate or return its inputs. Equals ``torch.library.custom_op``, except
     that the latter imports the compiler on the first call, which takes a second and 150 MB.
@@ -46,10 +34,6 @@ class CustomOp:
 
     def __call__(self, *inputs: Any) -> Any:
         return self._run(*inputs)
-
-    def register_fake(self, function: Callable[..., Any]) -> None:
-        """Register the function that computes output shapes, for ``torch.compile``."""
-        torch.library.register_fake(self._name, function)
 
     def register_autograd(
         self, backward: Callable[..., Any], *, setup_context: Callable[..., None]

@@ -175,39 +175,6 @@ def _packed_backward(
     return grad.view(qkv.shape)
 
 
-@_forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, eps: float, elu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return (
-        v.new_empty(v.shape),
-        kv.new_empty(v.shape[:3]),
-        kv.new_empty(kv.shape),
-        z.new_empty(z.shape),
-    )
-
-
-@_backward.register_fake
-def _(
-    grad_o: Tensor, grad_kv: Tensor, grad_z: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    kv: Tensor, z: Tensor, o: Tensor, denominator: Tensor, elu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    (B, T, H, K), V = q.shape, v.shape[3]
-    grad = q.new_empty(B, T, H * (2 * K + V), dtype=_common_dtype(q, k, v))
-    return grad, kv.new_empty(kv.shape), z.new_empty(z.shape)
-
-
-@_packed.register_fake
-def _(qkv: Tensor, eps: float, elu: bool) -> tuple[Tensor, Tensor]:
-    B, T, _, H, K = qkv.shape
-    return qkv.new_empty(B, T, H, K), qkv.new_empty(B, T, H, dtype=torch.float32)
-
-
-@_packed_backward.register_fake
-def _(grad_o: Tensor, qkv: Tensor, o: Tensor, denominator: Tensor, elu: bool) -> Tensor:
-    return qkv.new_empty(qkv.shape)
-
-
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, _, ctx.elu = inputs
     o, denominator, *_ = output

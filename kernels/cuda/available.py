@@ -10,8 +10,6 @@ from importlib.util import find_spec
 
 import torch
 
-from scanline.kernels.custom_op import assume_constant_result
-
 MAX_FEATURES = 1024  # one program of residual_kernels.py holds all features of a position
 MAX_HEAD_SIZE = 64  # one program of attention_kernels.py holds all features of a head
 PROGRAMS = 528  # programs that share a long sum: 4 per multiprocessor of an H100
@@ -19,17 +17,12 @@ PROGRAMS = 528  # programs that share a long sum: 4 per multiprocessor of an H10
 log = logging.getLogger("scanline.kernels")
 
 
-@assume_constant_result
+@functools.cache
 def triton_available(device: torch.device) -> bool:
     """Return True if the device is an NVIDIA GPU of capability 8.0 or higher and Triton works.
 
     Triton needs a C compiler. If none is installed, log a warning once and return False.
     """
-    return _check_device(device)
-
-
-@functools.cache
-def _check_device(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None or find_spec("triton") is None:
         return False
     if torch.cuda.get_device_capability(device) < (8, 0):

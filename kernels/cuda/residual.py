@@ -104,19 +104,6 @@ def _backward(
     return grad, grad_added, partial_grads.sum(0)
 
 
-@_forward.register_fake
-def _(x: Tensor, added: Tensor | None, *rest: Any) -> Any:
-    total, part = x.new_empty(0 if added is None else x.shape), x.new_empty(x.shape[:2])
-    return total, x.new_empty(x.shape, dtype=rest[-1]), part, x.new_empty(x.shape[:2])
-
-
-@_backward.register_fake
-def _(grad_total: Tensor | None, grad_out: Tensor, total: Tensor, *rest: Any) -> Any:
-    casts = rest[-1] is not None and rest[-1] != total.dtype
-    grad_added = total.new_empty(total.shape, dtype=rest[-1]) if casts else total.new_empty(0)
-    return total.new_empty(total.shape), grad_added, total.new_empty(3 + TAPS, total.shape[-1])
-
-
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, added, bias, norm_weight, norm_bias, conv_weight, ctx.columns, ctx.stride, _, _ = inputs
     total, out, mean, rstd = output

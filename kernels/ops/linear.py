@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanline.kernels.cuda.available import triton_available
-from scanline.kernels.custom_op import assume_constant_result
 from scanline.kernels.native.cpu import cpu
 from scanline.kernels.native.training import linear as native
 from scanline.kernels.native.training.library import is_available, supports
@@ -45,7 +44,6 @@ def linear_without_bias(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
 
 
-@assume_constant_result
 def _native_gradient_is_faster() -> bool:
     if torch.get_num_threads() > 1:  # torch's idle threads spin and would slow down ours
         return False
@@ -106,7 +104,6 @@ def full_precision_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.linear(x, weight, bias)
 
 
-@assume_constant_result
 def _onednn_is_faster() -> bool:
     onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return bool(onednn and torch.cpu._is_avx512_supported() and "Intel" not in cpu()[0])

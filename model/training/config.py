@@ -37,7 +37,6 @@ class TrainingConfig:
         checkpoint_every: Steps between checkpoints.
         evaluate_every: Steps between validations.
         precision: ``bf16``, ``fp32``, or ``auto`` for the faster of them on this machine.
-        compile: Run the network through ``torch.compile``.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -60,7 +59,6 @@ class TrainingConfig:
     checkpoint_every: int = 250
     evaluate_every: int = 1000
     precision: str = "auto"
-    compile: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "checkpoint_every", "evaluate_every"):

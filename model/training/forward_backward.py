@@ -30,13 +30,11 @@ class ForwardBackward:
     Args:
         network: The network to train.
         bf16: Compute in bfloat16 autocast.
-        compiled: Use ``torch.compile`` instead of a CUDA graph.
     """
 
-    def __init__(self, network: LinearTransformer, *, bf16: bool, compiled: bool = False) -> None:
+    def __init__(self, network: LinearTransformer, *, bf16: bool) -> None:
         self._network, self._bf16 = network, bf16
-        self._forward: Callable[..., Tensor] = torch.compile(network) if compiled else network
-        self._use_graph = network.norm.weight.is_cuda and not compiled
+        self._use_graph = network.norm.weight.is_cuda
         self._graph: _CapturedGraph | None = None
 
     def __call__(self, canvas: Tensor, labels: Tensor | None) -> Tensor:
@@ -72,7 +70,7 @@ class ForwardBackward:
     def _run(self, canvas: Tensor, labels: Tensor | None) -> Tensor:
         network = self._network
         with torch.autocast(canvas.device.type, torch.bfloat16, enabled=self._bf16):
-            parameters = self._forward(canvas, labels)
+            parameters = network(canvas, labels)
         loss = network.bits_from(parameters, canvas).sum(1).mean() / network.config.dims
         loss.backward()
         return loss.detach()

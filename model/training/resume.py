@@ -17,7 +17,8 @@ from scanline.model.data.dataset import Dataset
 from scanline.model.training.config import TrainingConfig
 
 # Settings that a resumed run may change, because they change no step before the decay.
-_CHANGEABLE = {"steps", "decay", "checkpoint_every", "evaluate_every", "compile"}
+_CHANGEABLE = {"steps", "decay", "checkpoint_every", "evaluate_every"}
+_RETIRED = {"compile"}  # settings of earlier versions, ignored
 
 _STATE_TYPES: dict[str, type | tuple[type, ...]] = {
     "config": dict, "training": dict, "step": int, "seconds": (int, float), "validation": list,
@@ -118,7 +119,8 @@ def check_resumable(
             "choose the same network, or another folder"
         )
     now, then = asdict(training_config), asdict(TrainingConfig(steps=1)) | saved["training"]
-    changed = [k for k in now | then if k not in _CHANGEABLE and now.get(k) != then.get(k)]
+    ignored = _CHANGEABLE | _RETIRED
+    changed = [k for k in now | then if k not in ignored and now.get(k) != then.get(k)]
     if changed:
         raise CheckpointError(
             f"{path} was saved with other settings ({', '.join(changed)}); "

@@ -65,9 +65,7 @@ class TrainState:
             bf16 = bool(agreed.item())
         self.optimizers = make_optimizers(self.model, config, bf16=bf16)
         self.bf16 = bf16 or config.precision == "bf16"
-        self._forward_backward = ForwardBackward(
-            self.model, bf16=self.bf16, compiled=config.compile
-        )
+        self._forward_backward = ForwardBackward(self.model, bf16=self.bf16)
         # The next batch, built in advance, with the step, images and labels that it is for.
         self._prefetched: tuple[tuple[int, Tensor, Tensor | None], Batch] | None = None
         self._parameters: list[Tensor] = [*self.model.parameters()]

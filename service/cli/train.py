@@ -117,12 +117,6 @@ def train(
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 250,
     evaluate_every: Annotated[int, typer.Option(min=1, help="Steps between validations.")] = 1000,
     precision: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",
-    compile_: Annotated[
-        bool,
-        typer.Option(
-            "--compile/--no-compile", help="Compile the network first, which takes about a minute."
-        ),
-    ] = False,
     data_dir: DataDir = None,
     download: Download = False,
 ) -> None:
@@ -136,7 +130,7 @@ def train(
         "steps": steps, "batch": batch, "seed": seed, "learning_rate": learning_rate,
         "muon_rate": muon_rate, "edge_rate": edge_rate, "decay": decay, "shift": shift,
         "mirror": mirror, "dist_aug": dist_aug, "precision": precision,
-        "checkpoint_every": checkpoint_every, "evaluate_every": evaluate_every, "compile": compile_,
+        "checkpoint_every": checkpoint_every, "evaluate_every": evaluate_every,
     }  # fmt: skip
     overrides = NetworkOverrides(
         layers=layers, width=width, feed_forward=feed_forward, heads=heads, attention=attention,
@@ -164,5 +158,5 @@ def train(
 
 def _is_explicit(context: typer.Context, setting: str) -> bool:
     """Return True if an option was given on the command line, instead of taking its default."""
-    source = context.get_parameter_source("compile_" if setting == "compile" else setting)
+    source = context.get_parameter_source(setting)
     return source is not None and source.name == "COMMANDLINE"

@@ -1,4 +1,4 @@
-"""Tests of the dispatch to the Triton attention, torch.compile, and the attention benchmark."""
+"""Tests of the dispatch to the Triton attention, and the attention benchmark."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from scanline.kernels.attention.naive import naive_linear_attention
 from scanline.kernels.cuda import attention as triton_attention
-from scanline.kernels.cuda.attention import triton_linear_attention
 from scanline.kernels.ops import attention as dispatch
 from scanline.kernels.ops.attention import linear_attention, uses_triton
 from scanline.model.bench import cuda_attention
@@ -20,7 +18,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
 from scanline.model.pixel_bits import likelihood_network, pixel_bits, pixel_distributions
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
-from tests.triton.targets import Target, inputs, leaves
+from tests.triton.targets import Target, inputs
 
 SEPARATE, PACKED = "triton_linear_attention", "triton_packed_attention"
 
@@ -115,22 +113,6 @@ def test_likelihoods_run_the_causal_kernel(target: Target, monkeypatch: pytest.M
     if target.device == "cuda":
         moved = likelihood_network(double.float(), torch.device("cuda"))
         assert next(moved.parameters()).is_cuda
-
-
-@pytest.mark.filterwarnings("default")  # of the compiler
-def test_torch_compile_without_graph_breaks(target: Target) -> None:
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        o, final = triton_linear_attention(q * 2, k, v, feature_map="elu")
-        return o.float().square().sum() + final.kv.square().sum()
-
-    backend = "inductor" if target.device == "cuda" else "aot_eager"
-    compiled = torch.compile(attend, fullgraph=True, backend=backend)
-    x, y = leaves(inputs(target, 33)[:3]), leaves(inputs(target, 33)[:3])
-    assert_close(compiled(*x), attend(*y))
-    for one, other in zip(
-        torch.autograd.grad(compiled(*x), x), torch.autograd.grad(attend(*y), y), strict=True
-    ):
-        assert_close(one, other)
 
 
 def test_benchmark_checks_before_it_times(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

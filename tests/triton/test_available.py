@@ -23,9 +23,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(available, "find_spec", lambda name: object())
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.delenv("CC", raising=False)
-    available._check_device.cache_clear()
+    triton_available.cache_clear()
     yield
-    available._check_device.cache_clear()
+    triton_available.cache_clear()
 
 
 def test_available_with_gpu_triton_and_compiler() -> None:
@@ -59,5 +59,5 @@ def test_missing_compiler_is_logged_once(
         "run without its kernels, which is slower"
     ]
     monkeypatch.setenv("CC", "clang-17")
-    available._check_device.cache_clear()
+    triton_available.cache_clear()
     assert triton_available(DEVICE)

@@ -76,17 +76,6 @@ def _backward(
     return grad, grad_bias.sum(0), grad_kv, grad_z
 
 
-@attention.register_fake
-def _(qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, eps: float) -> Any:
-    o = qkv.new_empty(qkv[:, :, 0].shape)
-    return o, kv.new_empty(kv.shape), z.new_empty(z.shape), kv.new_empty(o.shape[:3])
-
-
-@_backward.register_fake
-def _(qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> Any:
-    return tuple(x.new_empty(x.shape) for x in (qkv, bias, kv, z))
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.eps = inputs
     ctx.save_for_backward(*tensors, output[3])

@@ -29,16 +29,6 @@ def _backward(grad: Tensor, ids: Tensor, rows: int) -> Tensor:
     return gradient
 
 
-@embedding_sum.register_fake
-def _(table: Tensor, ids: Tensor) -> Any:
-    return table.new_empty(len(ids), table.shape[1])
-
-
-@_backward.register_fake
-def _(grad: Tensor, ids: Tensor, rows: int) -> Any:
-    return grad.new_empty(rows, grad.shape[1])
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     table, ids = inputs
     ctx.rows = len(table)

@@ -1,6 +1,6 @@
 """The C++ library for training on a CPU, with as many threads as torch uses.
 
-The other modules of this package define torch operators on it, which compile and differentiate.
+The other modules of this package define torch operators on it, which differentiate.
 Each computes in one pass over memory what torch does in several, with the same result up to
 rounding. Sums are float32 whatever the tensors' dtype, and do not depend on the number of threads
 or on other images.
@@ -21,7 +21,6 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from scanline.kernels.custom_op import assume_constant_result
 from scanline.kernels.native.build import TRAINING, NativeBuildError, load_build
 
 log = logging.getLogger("scanline.native")
@@ -119,7 +118,6 @@ def disabled() -> Iterator[None]:
         _DISABLED.reset(token)
 
 
-@assume_constant_result
 def get_library() -> TrainingLibrary | None:
     """Return the library for torch's number of threads; None if disabled or not buildable."""
     if _DISABLED.get():

@@ -31,16 +31,6 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     return weight
 
 
-@weight_gradient.register_fake
-def _(grad: Tensor, x: Tensor) -> Any:
-    return x.new_empty(grad.shape[1], x.shape[1], dtype=torch.float32)
-
-
-@linear.register_fake
-def _(x: Tensor, weight: Tensor) -> Any:
-    return x.new_empty(*x.shape[:-1], len(weight))
-
-
 def _setup_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
@@ -70,20 +60,6 @@ def _onednn_linear_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_x = _onednn(grad, weight.T, None) if needs_grad_x else x.new_empty(0)
     return grad_x, weight_gradient(grad, x), grad.sum(0)
-
-
-@onednn_linear.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
-    return x.new_empty(len(x), len(weight))
-
-
-@_onednn_linear_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor, needs_grad_x: bool) -> Any:
-    return (
-        x.new_empty(x.shape if needs_grad_x else 0),
-        weight.new_empty(weight.shape),
-        grad.new_empty(grad.shape[1]),
-    )
 
 
 def _setup_onednn_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

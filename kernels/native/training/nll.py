@@ -66,24 +66,6 @@ def _categorical_backward(grad: Tensor, logits: Tensor, values: Tensor, sums: Te
     return gradient
 
 
-# Output shapes for torch.compile, and gradients.
-
-
-@mixture_nll.register_fake
-def _(parameters: Tensor, values: Tensor) -> Any:
-    return parameters.new_empty(len(parameters)), parameters.new_empty(parameters.shape)
-
-
-@categorical_nll.register_fake
-def _(logits: Tensor, values: Tensor) -> Any:
-    return logits.new_empty(len(logits)), logits.new_empty(len(logits), 2)
-
-
-@_categorical_backward.register_fake
-def _(grad: Tensor, logits: Tensor, values: Tensor, sums: Tensor) -> Any:
-    return logits.new_empty(logits.shape)
-
-
 def _setup_mixture(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)  # the second output is never differentiated
     ctx.save_for_backward(output[1])

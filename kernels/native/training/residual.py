@@ -123,32 +123,6 @@ def _rows(x: Tensor) -> tuple[int, int, int, bool]:
     return x.numel() // features, features, _ROWS, x.dtype == torch.bfloat16
 
 
-# Output shapes for torch.compile, and gradients.
-
-
-@residual.register_fake
-def _(x: Tensor, added: Tensor | None, *rest: Any) -> Any:
-    total = x.new_empty(0 if added is None else x.shape)
-    return total, x.new_empty(x.shape, dtype=torch.bfloat16 if rest[-1] else torch.float32)
-
-
-@_residual_backward.register_fake
-def _(grad_sum: Tensor | None, grad_y: Tensor, total: Tensor, *rest: Any) -> Any:
-    bf16 = rest[-1] and grad_y.dtype == torch.bfloat16
-    grad_bf16 = grad_y.new_empty(grad_y.shape) if bf16 else total.new_empty(0)
-    return total.new_empty(total.shape), grad_bf16, total.new_empty(3 + TAPS, total.shape[-1])
-
-
-@bias_gelu.register_fake
-def _(x: Tensor, bias: Tensor) -> Any:
-    return x.new_empty(x.shape)
-
-
-@_bias_gelu_backward.register_fake
-def _(grad: Tensor, x: Tensor, bias: Tensor) -> Any:
-    return x.new_empty(x.shape), bias.new_empty(bias.shape)
-
-
 def _setup_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, added, _, norm_weight, norm_bias, conv_weight, *ctx.sizes, _ = inputs
     ctx.added, ctx.dtype = None if added is None else added.dtype, output[1].dtype

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -77,18 +76,15 @@ def test_training_uses_shifted_images(tmp_path: Path) -> None:
     data = dataset(40)
     inputs: list[torch.Tensor] = []
     trainer = Trainer(MODEL, replace(CONFIG, batch=40, warmup=0, decay=0.0, shift=1), tmp_path, CPU)
-    passes, model = trainer.train_state._forward_backward, trainer.train_state.model
-    forward, bits_from = passes._forward, model.bits_from
-
-    def watched(canvas: torch.Tensor, label: torch.Tensor) -> Any:
-        inputs.append(canvas)
-        return forward(canvas, label)
+    model = trainer.train_state.model
+    bits_from = model.bits_from
 
     def measured(parameters: torch.Tensor, canvas: torch.Tensor) -> torch.Tensor:
         assert torch.equal(canvas, inputs[-1])
         return bits_from(parameters, canvas)
 
-    passes._forward, model.bits_from = watched, measured  # type: ignore[method-assign]
+    model.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    model.bits_from = measured  # type: ignore[method-assign]
     before = data.images.copy()
     trainer.train(data, None, StopSignal(), quiet=True)
     np.testing.assert_array_equal(data.images, before)

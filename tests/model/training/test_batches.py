@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,13 +30,9 @@ def test_share_of_dropped_labels(tmp_path: Path) -> None:
         given.clear()
         config = replace(CONFIG, steps=5, batch=400, drop_label=share)
         trainer = Trainer(MODEL, config, tmp_path / str(share), CPU)
-        forward = trainer.train_state._forward_backward._forward
-
-        def watched(canvas: torch.Tensor, label: torch.Tensor, forward: Any = forward) -> Any:
-            given.append(label)
-            return forward(canvas, label)
-
-        trainer.train_state._forward_backward._forward = watched
+        trainer.train_state.model.register_forward_pre_hook(
+            lambda _, inputs: given.append(inputs[1])
+        )
         trainer.train(data, None, StopSignal(), quiet=True)
         labels = torch.stack(given)
         dropped = labels == NO_LABEL
@@ -61,13 +56,7 @@ def test_process_takes_its_share_of_the_batch(rank: int) -> None:
     for world in (1, 2):
         train_state = TrainState(MODEL, config, CPU)
         train_state.world_size, train_state.rank = world, rank if world == 2 else 0
-        forward = train_state._forward_backward._forward
-
-        def watched(canvas: torch.Tensor, label: torch.Tensor, forward: Any = forward) -> Any:
-            given.append((canvas, label))
-            return forward(canvas, label)
-
-        train_state._forward_backward._forward = watched
+        train_state.model.register_forward_pre_hook(lambda _, inputs: given.append(inputs))
         train_state.take_step(images, labels)
     half = slice(20 * rank, 20 * (rank + 1))
     for whole, mine in zip(*given, strict=True):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from scanline.model.checkpoint import CheckpointError
+from scanline.model.training.resume import read_saved_run
 from scanline.model.training.stop_signal import StopSignal
 from scanline.model.training.trainer import Trainer
 from tests.model.training.fixtures import (
@@ -99,6 +100,21 @@ def test_setting_missing_in_saved_run_has_its_default(saved_run: Path) -> None:
     torch.save(saved, path)
     with pytest.raises(CheckpointError, match=r"other settings \(retired\)"):
         Trainer(MODEL, CONFIG, saved_run, CPU).resume()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_run_of_a_version_with_the_compile_setting_is_resumed(
+    saved_run: Path, compiled: bool
+) -> None:
+    path = saved_run / "training.pt"
+    saved = torch.load(path, weights_only=True)
+    saved["training"]["compile"] = compiled
+    torch.save(saved, path)
+    assert read_saved_run(saved_run).training_config == replace(CONFIG, steps=1)
+    trainer = Trainer(MODEL, CONFIG, saved_run, CPU)
+    trainer.resume()
+    trainer.train(dataset(), None, StopSignal(), quiet=True)
+    assert trainer.step == CONFIG.steps
 
 
 def test_learning_rates_come_from_the_current_config(saved_run: Path) -> None:

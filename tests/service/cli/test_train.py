@@ -49,7 +49,7 @@ def test_train_resumes_and_its_result_can_be_sampled_and_evaluated(
     nowhere = ["--images", "nowhere"]  # checked before the images are read
     assert run_command("train", *nowhere, "--batch", 3, "--out", "first", "--resume") == 1
     assert "other settings (batch)" in capsys.readouterr().err
-    more = ["--steps", 5, "--no-compile"]
+    more = ["--steps", 5]
     assert run_command("train", *same, *more, "--out", "first", "--resume") == 0
     assert "done: 5 of 5 steps" in capsys.readouterr().out
     lines = [json.loads(line) for line in Path("first/log.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""The training library: threads, forks, torch.compile and its absence."""
+"""The training library: threads, forks and its absence."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Literal
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from scanline.kernels.native.training.linear import linear, weight_gradient
 from scanline.kernels.native.training.nll import categorical_nll
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
-from tests.conftest import assert_close, random_canvas, random_network, tiny_config
+from tests.conftest import assert_close, random_canvas, tiny_config
 
 try:
     find_compiler()
@@ -75,35 +73,6 @@ def test_network_gradients_match_float64() -> None:
     for name, grad in gradients(config, canvas).items():
         scale = exactly[name].abs().max()
         assert_close(grad / scale, exactly[name] / scale, torch.float32)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("head", "bf16"),
-    [
-        ("categorical", False),
-        ("logistic_mixture", True),
-        pytest.param("categorical", True, marks=pytest.mark.broad),
-        pytest.param("logistic_mixture", False, marks=pytest.mark.broad),
-    ],
-)
-def test_torch_compile_without_graph_breaks(
-    head: Literal["categorical", "logistic_mixture"], bf16: bool
-) -> None:
-    tables = head == "categorical"
-    config = replace(shipped_shapes(), head=head, encoding="table" if tables else "linear")
-    network, canvas = random_network(config, dtype=torch.float32), random_canvas(config, 2)
-    torch._dynamo.reset()
-    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
-    found = []
-    for run in (network, compiled):
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            parameters = run(canvas)
-        loss = network.bits_from(parameters, canvas).mean()
-        found.append((loss, *torch.autograd.grad(loss, list(network.parameters()))))
-    for plain, other in zip(*found, strict=True):
-        scale = plain.abs().max()
-        assert_close(other / scale, plain / scale, torch.bfloat16 if bf16 else torch.float32)
 
 
 def test_without_a_compiler_pytorch_is_used_with_one_warning() -> None:
