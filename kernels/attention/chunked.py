@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanline.kernels.attention.naive import CHUNK, EPS, AttentionState
 from scanline.kernels.double_backward import refuse_double_backward
 
 
@@ -30,10 +31,10 @@ def _unchunks(x: Tensor, length: int) -> Tensor:
     return x.permute(0, 2, 3, 1, 4).reshape(B, n * chunk, H, X)[:, :length]
 
 
-def _exclusive_sum(x: Tensor, first: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the exclusive running sum over dimension 2, starting at ``first``, and the total."""
+def _exclusive_sum(x: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the exclusive running sum over dimension 2, and the total."""
     sums = torch.empty_like(x)
-    running = first
+    running = x.new_zeros(x.shape[:2] + x.shape[3:])
     order = range(x.shape[2])
     for i in reversed(order) if reverse else order:
         sums[:, :, i] = running
@@ -45,34 +46,32 @@ class _ChunkedLinearAttention(torch.autograd.Function):
     """Causal attention in chunks, with the gradients of eq. 13-15.
 
     Only inputs and outputs are saved for the backward pass, which computes the states between
-    chunks again. Memory is therefore linear in T, without a state per position.
+    chunks again. Memory is therefore linear in T, without a state per position. The final state has
+    no gradient.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, initial: Tensor, eps: float, chunk: int
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
         qc, kc, vc = (
             _chunks(q, chunk),
             _chunks(k, chunk),
             _chunks(F.pad(v, (0, 1), value=1.0), chunk),
         )
-        before, final = _exclusive_sum(kc.transpose(-1, -2) @ vc, initial)
+        before, final = _exclusive_sum(kc.transpose(-1, -2) @ vc)
         sums = (qc @ kc.transpose(-1, -2)).tril_() @ vc
         sums += qc @ before
         sums = _unchunks(sums, q.shape[1])
-        denominator = sums[..., -1:] + eps
+        denominator = sums[..., -1:] + EPS
         o = sums[..., :-1] / denominator
-        ctx.save_for_backward(q, k, v, initial, o, denominator)
+        ctx.save_for_backward(q, k, v, o, denominator)
+        ctx.mark_non_differentiable(final)
         ctx.chunk = chunk
         return o, final
 
     @staticmethod
     @refuse_double_backward
-    def backward(
-        ctx: Any, grad_o: Tensor, grad_final: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, None, None]:
-        q, k, v, initial, o, denominator = ctx.saved_tensors
+    def backward(ctx: Any, grad_o: Tensor, _final: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, o, denominator = ctx.saved_tensors
         chunk, T = ctx.chunk, q.shape[1]
         # Quotient rule: with a column of ones in v, the gradient of numerator and denominator is
         # one matrix.
@@ -83,50 +82,45 @@ class _ChunkedLinearAttention(torch.autograd.Function):
             _chunks(F.pad(v, (0, 1), value=1.0), chunk),
         )
         gc = _chunks(grad_sums, chunk)
-        before, _ = _exclusive_sum(kc.transpose(-1, -2) @ vc, initial)  # Σ_{i<j} k_i v_iᵀ
-        after, grad_initial = _exclusive_sum(qc.transpose(-1, -2) @ gc, grad_final, reverse=True)
+        before, _ = _exclusive_sum(kc.transpose(-1, -2) @ vc)  # Σ_{i<j} k_i v_iᵀ
+        after, _ = _exclusive_sum(qc.transpose(-1, -2) @ gc, reverse=True)
         grad_scores = (gc @ vc.transpose(-1, -2)).tril_()
         scores = (qc @ kc.transpose(-1, -2)).tril_()
         grad_q = grad_scores @ kc + gc @ before.transpose(-1, -2)  # eq. 13
         grad_k = grad_scores.transpose(-1, -2) @ qc + vc @ after.transpose(-1, -2)  # eq. 14
         grad_v = (scores.transpose(-1, -2) @ gc + kc @ after)[..., :-1]  # eq. 15
-        return (
-            _unchunks(grad_q, T),
-            _unchunks(grad_k, T),
-            _unchunks(grad_v, T),
-            grad_initial,
-            None,
-            None,
-        )
+        return _unchunks(grad_q, T), _unchunks(grad_k, T), _unchunks(grad_v, T), None
 
 
-def _full_linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, initial: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def _full_linear_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Compute attention of every query to all positions (eq. 6)."""
-    kv = initial + torch.einsum("bthk,bthv->bhkv", k, F.pad(v, (0, 1), value=1.0))
+    kv = torch.einsum("bthk,bthv->bhkv", k, F.pad(v, (0, 1), value=1.0))
     sums = torch.einsum("bthk,bhkv->bthv", q, kv)
-    return sums[..., :-1] / (sums[..., -1:] + eps), kv
+    return sums[..., :-1] / (sums[..., -1:] + EPS), kv
 
 
 def torch_linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, initial: Tensor, eps: float, chunk: int, causal: bool
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = True, chunk: int = CHUNK
+) -> tuple[Tensor, AttentionState]:
     """Compute linear attention of queries and keys after the feature map.
 
+    Sums are float32 whatever the inputs' dtype, or float64 for float64 inputs.
+
     Args:
-        q: Queries ``[B, T, H, K]``, float32 or float64.
+        q: Queries ``[B, T, H, K]``.
         k: Keys, like ``q``.
         v: Values ``[B, T, H, V]``.
-        initial: Initial state ``[B, H, K, V + 1]``, with ``z`` as the last column.
-        eps: ε of the denominator.
-        chunk: Positions per chunk of the causal form.
         causal: If False, every position attends to all positions (eq. 6).
+        chunk: Positions per chunk of the causal form.
 
     Returns:
-        ``o`` like ``v``, and the final state like ``initial``.
+        ``o`` like ``v``, and the final state.
     """
-    if causal:
-        o, final = _ChunkedLinearAttention.apply(q, k, v, initial, eps, chunk)
-        return o, final
-    return _full_linear_attention(q, k, v, initial, eps)
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    with torch.autocast(q.device.type, enabled=False):
+        inputs = q.to(dtype), k.to(dtype), v.to(dtype)
+        if causal:
+            o, final = _ChunkedLinearAttention.apply(*inputs, chunk)
+        else:
+            o, final = _full_linear_attention(*inputs)
+    return o.to(v.dtype), AttentionState(final[..., :-1], final[..., -1])

@@ -30,9 +30,7 @@ class AttentionState(NamedTuple):
     z: Tensor
 
 
-def check_shapes(
-    q: Tensor, k: Tensor, v: Tensor, initial_state: AttentionState | None = None
-) -> None:
+def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ``ValueError`` unless the tensors are floating-point and have this module's shapes."""
     if q.ndim != 4 or q.shape != k.shape:
         raise ValueError(f"q and k must both be [B, T, H, K], not {[*q.shape]} and {[*k.shape]}")
@@ -40,14 +38,6 @@ def check_shapes(
         raise ValueError(f"v must be [B, T, H, V] with q's B, T, H {[*q.shape[:3]]}: {[*v.shape]}")
     if not (q.is_floating_point() and k.is_floating_point() and v.is_floating_point()):
         raise ValueError(f"q, k and v must hold floats, not {q.dtype}, {k.dtype} and {v.dtype}")
-    if initial_state is not None:
-        B, _, H, K = q.shape
-        kv, z = initial_state
-        if kv.shape != (B, H, K, v.shape[3]) or z.shape != (B, H, K):
-            raise ValueError(
-                f"the initial state must be kv {[B, H, K, v.shape[3]]} and z {[B, H, K]}, "
-                f"not {[*kv.shape]} and {[*z.shape]}"
-            )
 
 
 def linear_attention_step(q: Tensor, k: Tensor, v: Tensor, state: AttentionState) -> Tensor:
@@ -67,8 +57,6 @@ def naive_linear_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    initial_state: AttentionState | None = None,
-    eps: float = EPS,
     feature_map: FeatureMap | None = None,
     directions: Tensor | None = None,
     causal: bool = True,
@@ -79,8 +67,6 @@ def naive_linear_attention(
         q: Queries ``[B, T, H, K]`` in any floating dtype, before the feature map if one is named.
         k: Keys, like ``q``.
         v: Values ``[B, T, H, V]``.
-        initial_state: State before the first position; zero by default.
-        eps: ε of the denominator.
         feature_map: Name of the feature map to apply; None if already applied.
         directions: Directions of the feature maps ``random`` and ``fourier``.
         causal: If False, every position attends to all positions (eq. 6).
@@ -93,16 +79,10 @@ def naive_linear_attention(
     """
     check_shapes(q, k, v)
     q, k = features(q, feature_map, directions), features(k, feature_map, directions)
-    check_shapes(q, k, v, initial_state)
     scores = torch.einsum("bthk,bshk->bhts", q, k)
     if causal:
         scores = scores.tril()
     numerator = torch.einsum("bhts,bshv->bthv", scores, v)
     denominator = scores.sum(-1).transpose(1, 2)
-    kv = torch.einsum("bthk,bthv->bhkv", k, v)
-    z = k.sum(1)
-    if initial_state is not None:
-        numerator = numerator + torch.einsum("bthk,bhkv->bthv", q, initial_state.kv)
-        denominator = denominator + torch.einsum("bthk,bhk->bth", q, initial_state.z)
-        kv, z = kv + initial_state.kv, z + initial_state.z
-    return numerator / (denominator.unsqueeze(-1) + eps), AttentionState(kv, z)
+    final = AttentionState(torch.einsum("bthk,bthv->bhkv", k, v), k.sum(1))
+    return numerator / (denominator.unsqueeze(-1) + EPS), final

@@ -10,7 +10,7 @@ with (x, y, w) = (φq, φk, v) for eq. 9, (∂o, v, φk) for eq. 13, (v, ∂o, �
 additional column of ones in v, whose gradient is -∂o · o divided by the denominator.
 
 Tensors have the names of ``attention.py``. ``o`` and ``grad_o`` are contiguous ``[B, T, H, V]``,
-states ``[B, H, ·]``, and ``grad`` holds the gradients of q, k and v side by side,
+the final state ``[B, H, ·]``, and ``grad`` holds the gradients of q, k and v side by side,
 ``[B, T, H (2 K + V)]``. Offsets within a chunk are 32-bit, offsets of chunks 64-bit.
 """
 
@@ -57,11 +57,11 @@ def dot(b_x, b_y, b_sum, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "H"])
 def forward_kernel(
-    q, k, v, initial_kv, initial_z, o, denominator, final_kv, final_z,
+    q, k, v, o, denominator, final_kv, final_z,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
-    v_stride_b, v_stride_t, v_stride_h, T, H, eps,
+    v_stride_b, v_stride_t, v_stride_h, T, H,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr,
-    ELU: tl.constexpr, PRECISION: tl.constexpr,
+    ELU: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute ``BW`` columns of eq. 9 and the final state of one head."""
     i_bh = tl.program_id(0).to(tl.int64)
@@ -69,12 +69,7 @@ def forward_kernel(
     o_t, o_k = tl.arange(0, BT), tl.arange(0, BK)
     o_v = tl.program_id(1) * BW + tl.arange(0, BW)
     m_k, m_v = o_k < K, o_v < V
-    o_s = o_k[:, None] * V + o_v[None, :]
-    m_s = m_k[:, None] & m_v[None, :]
     b_s, b_z = tl.zeros([BK, BW], tl.float32), tl.zeros([BK], tl.float32)
-    if initial_kv is not None:
-        b_s += tl.load(initial_kv + i_bh * (K * V) + o_s, mask=m_s, other=0.0)
-        b_z += tl.load(initial_z + i_bh * K + o_k, mask=m_k, other=0.0)
     p_q = q + i_b * q_stride_b + i_h * q_stride_h
     p_k = k + i_b * k_stride_b + i_h * k_stride_h
     p_v = v + i_b * v_stride_b + i_h * v_stride_h
@@ -86,7 +81,7 @@ def forward_kernel(
         b_q = load_rows(p_q, q_stride_t, o_t, o_k, m_tk, ELU)
         b_k = load_rows(p_k, k_stride_t, o_t, o_k, m_tk, ELU)
         b_v = load_rows(p_v, v_stride_t, o_t, o_v, m_tv, False)
-        b_d = tl.sum(b_q * b_z[None, :], 1) + eps
+        b_d = tl.sum(b_q * b_z[None, :], 1) + EPS
         b_z += tl.sum(b_k, 0)
         b_q, b_k = to_operand(b_q, PRECISION), to_operand(b_k, PRECISION)
         b_v = to_operand(b_v, PRECISION)
@@ -103,14 +98,15 @@ def forward_kernel(
         p_q, p_k = p_q + BT * q_stride_t, p_k + BT * k_stride_t
         p_v, p_o, p_d = p_v + BT * v_stride_t, p_o + BT * (H * V), p_d + BT * H
     if final_kv is not None:
-        tl.store(final_kv + i_bh * (K * V) + o_s, b_s, mask=m_s)
+        o_s = o_k[:, None] * V + o_v[None, :]
+        tl.store(final_kv + i_bh * (K * V) + o_s, b_s, mask=m_k[:, None] & m_v[None, :])
         if tl.program_id(1) == 0:
             tl.store(final_z + i_bh * K + o_k, b_z, mask=m_k)
 
 
 @triton.jit
 def grad_q(
-    p_q, p_k, p_v, kv, z, p_o, p_d, p_go, p_grad, q_stride, k_stride, v_stride, i_bh, H, T, i_k,
+    p_q, p_k, p_v, p_o, p_d, p_go, p_grad, q_stride, k_stride, v_stride, H, T, i_k,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, BW: tl.constexpr,
     ELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -118,10 +114,6 @@ def grad_q(
     o_t, o_v, o_k = tl.arange(0, BT), tl.arange(0, BV), i_k * BW + tl.arange(0, BW)
     m_k, m_v = o_k < K, o_v < V
     b_s, b_z = tl.zeros([BV, BW], tl.float32), tl.zeros([BW], tl.float32)
-    if kv is not None:
-        m_s = m_v[:, None] & m_k[None, :]
-        b_s += tl.load(kv + i_bh * (K * V) + o_k[None, :] * V + o_v[:, None], mask=m_s, other=0.0)
-        b_z += tl.load(z + i_bh * K + o_k, mask=m_k, other=0.0)
     for i in range(0, tl.cdiv(T, BT)):
         m_t = i * BT + o_t < T
         m_tk, m_tv = m_t[:, None] & m_k[None, :], m_t[:, None] & m_v[None, :]
@@ -152,21 +144,14 @@ def grad_q(
 
 @triton.jit
 def grad_k(
-    p_q, p_k, p_v, grad_kv, grad_z, p_o, p_d, p_go, p_grad, initial_z, q_stride, k_stride, v_stride,
-    i_bh, H, T, i_k,
+    p_q, p_k, p_v, p_o, p_d, p_go, p_grad, q_stride, k_stride, v_stride, H, T, i_k,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, BW: tl.constexpr,
     ELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute eq. 14 with the gradient through the denominator, in reverse, and that of z."""
+    """Compute eq. 14 with the gradient through the denominator, in reverse."""
     o_t, o_v, o_k = tl.arange(0, BT), tl.arange(0, BV), i_k * BW + tl.arange(0, BW)
     m_k, m_v = o_k < K, o_v < V
     b_s, b_z = tl.zeros([BV, BW], tl.float32), tl.zeros([BW], tl.float32)
-    if grad_kv is not None:
-        m_s = m_v[:, None] & m_k[None, :]
-        b_s += tl.load(
-            grad_kv + i_bh * (K * V) + o_k[None, :] * V + o_v[:, None], mask=m_s, other=0.0
-        )
-        b_z += tl.load(grad_z + i_bh * K + o_k, mask=m_k, other=0.0)
     NT = tl.cdiv(T, BT)
     last = tl.cast((NT - 1) * BT, tl.int64)
     p_q, p_k, p_v = p_q + last * q_stride, p_k + last * k_stride, p_v + last * v_stride
@@ -198,24 +183,18 @@ def grad_k(
         p_q, p_k, p_v = p_q - BT * q_stride, p_k - BT * k_stride, p_v - BT * v_stride
         p_o, p_go, p_d = p_o - BT * (H * V), p_go - BT * (H * V), p_d - BT * H
         p_grad -= BT * (H * (2 * K + V))
-    if initial_z is not None:
-        tl.store(initial_z + i_bh * K + o_k, b_z, mask=m_k)
 
 
 @triton.jit
 def grad_v(
-    p_q, p_k, grad_kv, p_d, p_go, p_grad, initial_kv, q_stride, k_stride, i_bh, H, T, i_v,
+    p_q, p_k, p_d, p_go, p_grad, q_stride, k_stride, H, T, i_v,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr,
     ELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute eq. 15 and the gradient of the initial kv, in reverse."""
+    """Compute eq. 15, in reverse."""
     o_t, o_k, o_v = tl.arange(0, BT), tl.arange(0, BK), i_v * BW + tl.arange(0, BW)
     m_k, m_v = o_k < K, o_v < V
-    o_s = o_k[:, None] * V + o_v[None, :]
-    m_s = m_k[:, None] & m_v[None, :]
     b_s = tl.zeros([BK, BW], tl.float32)
-    if grad_kv is not None:
-        b_s += tl.load(grad_kv + i_bh * (K * V) + o_s, mask=m_s, other=0.0)
     NT = tl.cdiv(T, BT)
     last = tl.cast((NT - 1) * BT, tl.int64)
     p_q, p_k, p_d = p_q + last * q_stride, p_k + last * k_stride, p_d + last * H
@@ -238,13 +217,11 @@ def grad_v(
         b_s = dot(tl.trans(b_q), b_go, b_s, PRECISION)
         p_q, p_k, p_d = p_q - BT * q_stride, p_k - BT * k_stride, p_d - BT * H
         p_go, p_grad = p_go - BT * (H * V), p_grad - BT * (H * (2 * K + V))
-    if initial_kv is not None:
-        tl.store(initial_kv + i_bh * (K * V) + o_s, b_s, mask=m_s)
 
 
 @triton.jit(do_not_specialize=["T", "H"])
 def backward_kernel(
-    q, k, v, kv, z, o, denominator, grad_o, grad_kv, grad_z, grad, initial_kv, initial_z,
+    q, k, v, o, denominator, grad_o, grad,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     v_stride_b, v_stride_t, v_stride_h, T, H,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -254,7 +231,7 @@ def backward_kernel(
     TILES_K: tl.constexpr = (K + BW - 1) // BW
     PROGRAMS: tl.constexpr = 2 * TILES_K + (V + BW - 1) // BW
     head, program = tl.program_id(0) // PROGRAMS, tl.program_id(0) % PROGRAMS
-    i_bh, i_b, i_h = head.to(tl.int64), (head // H).to(tl.int64), (head % H).to(tl.int64)
+    i_b, i_h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     p_q = q + i_b * q_stride_b + i_h * q_stride_h
     p_k = k + i_b * k_stride_b + i_h * k_stride_h
     p_v = v + i_b * v_stride_b + i_h * v_stride_h
@@ -263,19 +240,19 @@ def backward_kernel(
     p_grad = grad + i_b * T * H * (2 * K + V)
     if program < TILES_K:
         grad_q(
-            p_q, p_k, p_v, kv, z, p_o, p_d, p_go, p_grad + i_h * K,
-            q_stride_t, k_stride_t, v_stride_t, i_bh, H, T, program,
+            p_q, p_k, p_v, p_o, p_d, p_go, p_grad + i_h * K,
+            q_stride_t, k_stride_t, v_stride_t, H, T, program,
             K, V, BT, BV, BW, ELU, PRECISION,
         )  # fmt: skip
     elif program < 2 * TILES_K:
         grad_k(
-            p_q, p_k, p_v, grad_kv, grad_z, p_o, p_d, p_go, p_grad + (H + i_h) * K, initial_z,
-            q_stride_t, k_stride_t, v_stride_t, i_bh, H, T, program - TILES_K,
+            p_q, p_k, p_v, p_o, p_d, p_go, p_grad + (H + i_h) * K,
+            q_stride_t, k_stride_t, v_stride_t, H, T, program - TILES_K,
             K, V, BT, BV, BW, ELU, PRECISION,
         )  # fmt: skip
     else:
         grad_v(
-            p_q, p_k, grad_kv, p_d, p_go, p_grad + 2 * H * K + i_h * V, initial_kv,
-            q_stride_t, k_stride_t, i_bh, H, T, program - 2 * TILES_K,
+            p_q, p_k, p_d, p_go, p_grad + 2 * H * K + i_h * V,
+            q_stride_t, k_stride_t, H, T, program - 2 * TILES_K,
             K, V, BT, BK, BW, ELU, PRECISION,
         )  # fmt: skip

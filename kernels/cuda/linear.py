@@ -16,7 +16,7 @@ from scanline.kernels.cuda.available import PROGRAMS
 from scanline.kernels.cuda.residual_kernels import column_sums_kernel
 from scanline.kernels.cuda.variants import KernelVariant
 from scanline.kernels.custom_op import custom_op
-from scanline.kernels.double_backward import DOUBLE_BACKWARD_ERROR
+from scanline.kernels.double_backward import refuse_double_backward
 
 _ROWS, _COLUMNS, _WARPS = 32, 64, 4  # per tile
 
@@ -48,9 +48,8 @@ class _Linear(torch.autograd.Function):
         return F.linear(x, weight, bias.to(dtype))
 
     @staticmethod
+    @refuse_double_backward
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        if torch.is_grad_enabled():  # the saved casts have no graph to x and weight
-            raise RuntimeError(DOUBLE_BACKWARD_ERROR)
         x, weight = ctx.saved_tensors
         rows = grad.flatten(0, -2)
         grad_x = None
@@ -65,7 +64,7 @@ def triton_linear(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -
 
     ``weight`` and ``bias`` are float32. Each gradient has the dtype of its tensor.
     """
-    y: Tensor = _Linear.apply(x, weight, bias, dtype)  # type: ignore[no-untyped-call]
+    y: Tensor = _Linear.apply(x, weight, bias, dtype)
     return y
 
 

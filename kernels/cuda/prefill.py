@@ -18,7 +18,6 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scanline.kernels.attention.naive import AttentionState
 from scanline.kernels.constants import MIN_LOG_SCALE, MIXTURES
 from scanline.kernels.cuda.attention import triton_linear_attention
 from scanline.kernels.cuda.available import MAX_HEAD_SIZE
@@ -59,12 +58,9 @@ def allocate_prefill(
 ) -> dict[str, Tensor]:
     """Allocate the scratch memory of a pass, uninitialised."""
     rows = scratch_rows(config, slots)
-    images, H, K = rows // BM, config.heads, config.head_size
     return allocate_scratch(config, rows, device) | {
-        "lengths": torch.empty(images, dtype=torch.int32, device=device),
+        "lengths": torch.empty(rows // BM, dtype=torch.int32, device=device),
         "unmodelled": torch.empty(rows, dtype=torch.bool, device=device),
-        "zero_kv": torch.empty(images, H, K, K, device=device),
-        "zero_z": torch.empty(images, H, K, device=device),
     }
 
 
@@ -84,8 +80,7 @@ class _Attention:
         qkv = buffers["qkv"][:rows]
         qkv.masked_fill_(buffers["unmodelled"][:rows, None], 0)
         q, k, v = qkv.view(B, steps, 3, config.heads, config.head_size).unbind(2)
-        before = AttentionState(buffers["zero_kv"][:B], buffers["zero_z"][:B])
-        o, after = triton_linear_attention(q, k, v, before)
+        o, after = triton_linear_attention(q, k, v)
         buffers["o"][:rows].copy_(o.view(rows, -1))
         for name, sums in zip(("kv", "z"), after, strict=True):
             buffers[name][self.layer].index_copy_(0, slots, sums)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from scanline.kernels.attention.chunked import torch_linear_attention
 from scanline.kernels.attention.features import elu_feature_map
 from scanline.kernels.attention.lsh import lsh_attention, random_rotations
-from scanline.kernels.attention.naive import CHUNK
 from scanline.kernels.attention.softmax import naive_softmax_attention, softmax_attention
 from scanline.kernels.native.training.attention import supports_attention
-from scanline.kernels.ops.attention import linear_attention, uses_triton
+from scanline.kernels.ops.attention import packed_linear_attention, uses_triton
 from scanline.model.decoders.memory import SHARE, free_memory
 from scanline.model.layers.lsh import BUCKETS
 from scanline.model.paper import peers
@@ -77,11 +77,9 @@ def attention(kind: str, length: int, size: ScalingSettings) -> peers.Attend:
     if kind.startswith(peers.NAME):
         return peers.attentions(length)[kind.removeprefix(f"{peers.NAME}-")]
     if kind == "linear":
-        return lambda q, k, v: linear_attention(q, k, v, feature_map="elu")[0]
-    if kind == "linear-pytorch":  # another chunk size than the kernels' selects PyTorch
-        return lambda q, k, v: linear_attention(
-            elu_feature_map(q), elu_feature_map(k), v, chunk=2 * CHUNK
-        )[0]
+        return lambda q, k, v: packed_linear_attention(torch.stack((q, k, v), 2), None, "elu")
+    if kind == "linear-pytorch":
+        return lambda q, k, v: torch_linear_attention(elu_feature_map(q), elu_feature_map(k), v)[0]
     if kind.startswith("lsh-"):
         rotations = random_rotations(int(kind[4:]), size.n_heads, size.head_size, BUCKETS)
         return lambda q, k, v: lsh_attention(q, v, rotations.to(q.device), combine=LSH_COMBINE)

@@ -9,9 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from scanline.kernels.attention.features import elu_feature_map
-from scanline.kernels.attention.naive import AttentionState
-
 
 class Target(NamedTuple):
     """Device and dtype of a test's inputs."""
@@ -29,16 +26,15 @@ TARGETS = [
 
 def inputs(
     target: Target, T: int, B: int = 2, H: int = 2, K: int = 16, V: int = 16
-) -> tuple[Tensor, Tensor, Tensor, AttentionState]:
-    """Return random q, k and v, before the feature map, and an initial state."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return random q, k and v, before the feature map."""
     generator = torch.Generator().manual_seed(T)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
     q, k, v = (normal(B, T, H, X).to(target.device, target.dtype) for X in (K, K, V))
-    kv, z = normal(B, H, K, V), elu_feature_map(normal(B, H, K))
-    return q, k, v, AttentionState(kv.to(target.device), z.to(target.device))
+    return q, k, v
 
 
 def leaves(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:

@@ -37,20 +37,19 @@ def record_calls(monkeypatch: pytest.MonkeyPatch, target: Target) -> list[str]:
     for name in (SEPARATE, PACKED):
         monkeypatch.setattr(triton_attention, name, recorded(name, getattr(triton_attention, name)))
     if target.device == "cpu":
-        monkeypatch.setattr(dispatch, "uses_triton", lambda q, v, chunk: True)
+        monkeypatch.setattr(dispatch, "uses_triton", lambda q, v: True)
     return calls
 
 
 def test_dispatch_by_device_dtype_and_head_size(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    q, k, v, _ = inputs(target, 5)
+    q, k, v = inputs(target, 5)
     on_gpu = target.device == "cuda"
     assert uses_triton(q, v) == on_gpu
     monkeypatch.setattr(dispatch, "triton_available", lambda device: True)
     assert uses_triton(q, v)
     assert not uses_triton(q.double(), v.double())
-    assert not uses_triton(q, v, chunk=16)
     assert not uses_triton(q[..., :15], v)
     assert not uses_triton(q, v.repeat(1, 1, 1, 5))
     expected, _ = naive_linear_attention(q.double(), k.double(), v.double(), feature_map="elu")

@@ -14,25 +14,21 @@
 
 namespace scanline {
 
+constexpr float ATTENTION_EPS = 1e-6f;
+
 struct AttentionSizes {
     int64_t images, positions, heads, head_size;
-    float epsilon;
 };
 
 // Tensors of a call. `qkv, grad: [B, T, 3, H, K]`, `bias: [3, H, K]`, `o, grad_o: [B, T, H, K]`,
-// `denominators: [B, T, H]`, `kv, grad_kv: [B, H, K, K]`, `z, grad_z: [B, H, K]`. The forward pass
-// replaces the initial state by the final one. The backward pass reads the initial state and replaces
-// the gradient of the final state by that of the initial one. `grad_bias: [B, 3, H, K]` gets the sums
-// of `grad` over positions.
+// `denominators: [B, T, H]`. `grad_bias: [B, 3, H, K]` gets the sums of `grad` over positions.
 template <typename T>
 struct AttentionArrays {
     const T* qkv;
     const float* bias;
     float* denominators;
-    float *kv, *z;
     T* o = nullptr;
     const T* grad_o = nullptr;
-    float *grad_kv = nullptr, *grad_z = nullptr;
     T* grad = nullptr;
     float* grad_bias = nullptr;
 };
@@ -60,8 +56,8 @@ public:
           state_(memory), transposed_(memory + K * K), grad_denominators_(memory + 2 * K * K) {}
 
     void begin() {
-        std::copy_n(state_of(arrays_.kv), K * K, state_);
-        z_.load(z_of(arrays_.z));
+        std::fill_n(state_, K * K, 0.0f);
+        z_ = Row();
     }
     void forward(int64_t first, int64_t last) {
         in_blocks(last - first, [&](int64_t i, auto count) {
@@ -77,23 +73,18 @@ public:
             update_and_read<N, P>(state_, K, key, value, query, read);
             for (int p = 0; p < P; ++p) {
                 z_.add(key[p].vec);
-                const float denominator = dot(query[p].vec, z_.vec) + sizes_.epsilon;
+                const float denominator = dot(query[p].vec, z_.vec) + ATTENTION_EPS;
                 arrays_.denominators[head_index(first + i + p)] = denominator;
                 T* const out = arrays_.o + output_index(first + i + p);
                 for (int n = 0; n < N; ++n) store_row(out + n * LANES, read[p][n] / denominator);
             }
         });
     }
-    void end() {
-        std::copy_n(state_, K * K, state_of(arrays_.kv));
-        z_.store(z_of(arrays_.z));
-    }
 
     // Eq. 13, forwards in time: dφ(q) = S g + z g', where g and g' are the gradients of numerator and
     // denominator. g' = -φ(q)·(S g) / d is stored for the second pass.
     void begin_queries() {
-        transpose(state_of(arrays_.kv), state_);  // [V, K]
-        z_.load(z_of(arrays_.z));
+        begin();  // state: [V, K]
         totals_[QUERY] = Row();
     }
     void queries(int64_t first, int64_t last) {
@@ -124,9 +115,8 @@ public:
     // Eq. 14 and 15, backwards in time: with R = Σ φ(q) gᵀ over this and all later positions,
     // dφ(k) = R v + Σ φ(q) g' and dv = Rᵀ φ(k).
     void begin_keys_and_values() {
-        std::copy_n(state_of(arrays_.grad_kv), K * K, state_);  // R: [K, V]
-        transpose(state_, transposed_);
-        z_.load(z_of(arrays_.grad_z));
+        begin();  // R: [K, V]
+        std::fill_n(transposed_, K * K, 0.0f);
         totals_[KEY] = totals_[VALUE] = Row();
     }
     void keys_and_values(int64_t first, int64_t last) {
@@ -154,8 +144,6 @@ public:
         });
     }
     void end_gradients() {
-        std::copy_n(state_, K * K, state_of(arrays_.grad_kv));
-        z_.store(z_of(arrays_.grad_z));
         for (int part = 0; part < 3; ++part)
             totals_[part].store(arrays_.grad_bias + (image_ * 3 + part) * width_ + head_ * K);
     }
@@ -169,9 +157,6 @@ private:
     struct Row {
         Vec vec[N] = {};
 
-        void load(const float* from) {
-            for (int n = 0; n < N; ++n) vec[n] = load_row(from + n * LANES);
-        }
         void add(const Vec (&other)[N]) {
             for (int n = 0; n < N; ++n) vec[n] = vec[n] + other[n];
         }
@@ -226,18 +211,11 @@ private:
         g.spill();
     }
 
-    static void transpose(const float* from, float* to) {
-        for (int i = 0; i < K; ++i)
-            for (int j = 0; j < K; ++j) to[j * K + i] = from[i * K + j];
-    }
-
     // Offsets of this head in tensors of all heads.
     int64_t row(int64_t t) const { return image_ * sizes_.positions + t; }
     int64_t head_index(int64_t t) const { return row(t) * sizes_.heads + head_; }
     int64_t output_index(int64_t t) const { return head_index(t) * K; }
     int64_t qkv_index(int64_t t, int part) const { return (row(t) * 3 + part) * width_ + head_ * K; }
-    float* z_of(float* all) const { return all + (image_ * sizes_.heads + head_) * K; }
-    float* state_of(float* all) const { return all + (image_ * sizes_.heads + head_) * K * K; }
 
     void store_gradient(int64_t t, int part, const Vec (&grad)[N]) {
         T* const out = arrays_.grad + qkv_index(t, part);
@@ -272,7 +250,6 @@ public:
         each([](Head& head) { head.begin(); });
         for (int64_t t = 0; t < positions_; t += Head::BLOCK_POSITIONS)
             each([&](Head& head) { head.forward(t, std::min(t + Head::BLOCK_POSITIONS, positions_)); });
-        each([](Head& head) { head.end(); });
     }
     void backward() {
         each([](Head& head) { head.begin_queries(); });

@@ -29,8 +29,8 @@ _HANDLE, _COUNT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 # Scalar arguments of each function in training.cpp after the pool, and number of arrays after
 # those.
 _FUNCTIONS: dict[str, tuple[list[type], int]] = {
-    "attention_forward": ([_HANDLE, _INT], 6),
-    "attention_backward": ([_HANDLE, _INT], 10),
+    "attention_forward": ([_HANDLE, _INT], 4),
+    "attention_backward": ([_HANDLE, _INT], 6),
     "residual_forward": ([_HANDLE, _INT], 8),
     "residual_backward": ([_HANDLE, _INT], 9),
     "bias_gelu_forward": ([_COUNT, _COUNT, _COUNT, _INT], 3),

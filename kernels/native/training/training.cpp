@@ -138,11 +138,11 @@ SCANLINE_API int weight_gradient(void* pool, int64_t rows, int64_t outputs, int6
 }
 
 SCANLINE_API int attention_forward(void* pool, const AttentionSizes* sizes, int bf16,
-                                   const void* qkv, const float* bias, float* kv, float* z,
-                                   void* o, float* denominators) {
+                                   const void* qkv, const float* bias, void* o,
+                                   float* denominators) {
     return dispatch_head_size(bf16, sizes->head_size, [&](auto element, auto n) {
         using T = decltype(element);
-        AttentionArrays<T> arrays{static_cast<const T*>(qkv), bias, denominators, kv, z};
+        AttentionArrays<T> arrays{static_cast<const T*>(qkv), bias, denominators};
         arrays.o = static_cast<T*>(o);
         for_each_head_group<n>(pool, *sizes, arrays, [](auto& heads) { heads.forward(); });
     });
@@ -150,13 +150,11 @@ SCANLINE_API int attention_forward(void* pool, const AttentionSizes* sizes, int 
 
 SCANLINE_API int attention_backward(void* pool, const AttentionSizes* sizes, int bf16,
                                     const void* qkv, const float* bias, float* denominators,
-                                    const void* grad_o, float* kv, float* z, float* grad_kv,
-                                    float* grad_z, void* grad, float* grad_bias) {
+                                    const void* grad_o, void* grad, float* grad_bias) {
     return dispatch_head_size(bf16, sizes->head_size, [&](auto element, auto n) {
         using T = decltype(element);
-        AttentionArrays<T> arrays{static_cast<const T*>(qkv), bias, denominators, kv, z};
+        AttentionArrays<T> arrays{static_cast<const T*>(qkv), bias, denominators};
         arrays.grad_o = static_cast<const T*>(grad_o);
-        arrays.grad_kv = grad_kv, arrays.grad_z = grad_z;
         arrays.grad = static_cast<T*>(grad), arrays.grad_bias = grad_bias;
         for_each_head_group<n>(pool, *sizes, arrays, [](auto& heads) { heads.backward(); });
     });

@@ -8,38 +8,28 @@ import torch
 from torch import Tensor
 
 from scanline.kernels.attention.features import elu_feature_map
-from scanline.kernels.attention.naive import (
-    AttentionState,
-)
+from scanline.kernels.attention.naive import AttentionState
 
 
 def inputs(
     T: int, B: int = 2, H: int = 3, K: int = 5, V: int = 7, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor, Tensor, AttentionState]:
-    """Return random q, k and v after the feature map, and an initial state."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return random q, k and v after the feature map."""
     generator = torch.Generator().manual_seed(T)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
     q, k = elu_feature_map(normal(B, T, H, K)), elu_feature_map(normal(B, T, H, K))
-    state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    state = AttentionState(
-        normal(B, H, K, V).to(state_dtype), elu_feature_map(normal(B, H, K)).to(state_dtype)
-    )
-    return q, k, normal(B, T, H, V), state
+    return q, k, normal(B, T, H, V)
 
 
-def reference_recurrence(
-    q: Tensor, k: Tensor, v: Tensor, state: AttentionState | None, eps: float = 1e-6
-) -> tuple[Tensor, AttentionState]:
+def reference_recurrence(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, AttentionState]:
     """Compute eq. 18-20 one image, head and position at a time, with plain products."""
     B, T, H, K = q.shape
     o = torch.zeros(*v.shape, dtype=torch.float64)
     kv = torch.zeros(B, H, K, v.shape[3], dtype=torch.float64)
     z = torch.zeros(B, H, K, dtype=torch.float64)
-    if state is not None:
-        kv, z = kv + state.kv.double(), z + state.z.double()
     q, k, v = q.double(), k.double(), v.double()
     for b in range(B):
         for h in range(H):
@@ -47,7 +37,7 @@ def reference_recurrence(
                 kv[b, h] += torch.outer(k[b, t, h], v[b, t, h])  # eq. 18
                 z[b, h] += k[b, t, h]  # eq. 19
                 numerator = q[b, t, h] @ kv[b, h]
-                o[b, t, h] = numerator / (q[b, t, h] @ z[b, h] + eps)  # eq. 20
+                o[b, t, h] = numerator / (q[b, t, h] @ z[b, h] + 1e-6)  # eq. 20
     return o, AttentionState(kv, z)
 
 

@@ -22,7 +22,7 @@ from scanline.kernels.attention.features import (
     random_feature_map,
     relu_feature_map,
 )
-from scanline.kernels.attention.naive import AttentionState, naive_linear_attention
+from scanline.kernels.attention.naive import naive_linear_attention
 from scanline.kernels.ops.attention import linear_attention
 from scanline.model.config import ModelConfig
 from tests.conftest import assert_close
@@ -168,15 +168,3 @@ def test_invalid_feature_maps_raise() -> None:
         with pytest.raises(ValueError, match="q and k must both be"):
             form(q, k[:, 1:], v, feature_map="polynomial")
     assert get_type_hints(ModelConfig)["feature_map"] == FeatureMap
-
-
-def test_non_causal_attention_resumes_from_a_state() -> None:
-    """The second half attends to its own positions and to those in the state."""
-    q, k, v, _ = qkv(40)
-    whole, final = linear_attention(q, k, v, feature_map="elu", causal=False)
-    _, first = linear_attention(q[:, :17], k[:, :17], v[:, :17], feature_map="elu", causal=False)
-    rest, last = linear_attention(
-        q[:, 17:], k[:, 17:], v[:, 17:], AttentionState(*first), feature_map="elu", causal=False
-    )
-    assert_close(rest, whole[:, 17:])
-    assert_close(last.kv, final.kv)

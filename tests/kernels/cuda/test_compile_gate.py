@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -88,24 +88,21 @@ def test_variant_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "size", "elu"),
+    ("dtype", "size"),
     [
-        (torch.float32, 16, True), (torch.float32, 20, True), (torch.float32, 32, False),
-        (torch.bfloat16, 20, True), (torch.bfloat16, 32, True), (torch.bfloat16, 64, True),
-        (torch.float16, 32, True),
+        (torch.float32, 16), (torch.float32, 20), (torch.bfloat16, 20), (torch.bfloat16, 32),
+        (torch.bfloat16, 64), (torch.float16, 32),
     ],
 )  # fmt: skip
 def test_launches_equal_the_variants(
-    dtype: torch.dtype, size: int, elu: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compares types, alignment, constants and options as Triton specialises them."""
     kind = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     expected = {
         variant.name: variant
         for variant in VARIANTS.values()
-        if f"/{kind}/{size}" in variant.name
-        and variant.constants["ELU"] == elu
-        and (size % 16 == 0 or "packed" not in variant.name)
+        if f"/{kind}/{size}" in variant.name and (size % 16 == 0 or "packed" not in variant.name)
     }
     launched: dict[str, KernelVariant] = {}
 
@@ -133,8 +130,7 @@ def test_launches_equal_the_variants(
                 else:
                     types[name] = found + (":16" if key == "D" else "")
             name = f"attention_{self.real.__name__}/{kind}/{size}"
-            name += "/packed" if "grad_kv" in constants or "final_kv" in constants else ""
-            name += "" if constants["ELU"] else "/no feature map"
+            name += "/packed" if constants["ELU"] else ""
             launched[name] = KernelVariant(name, self.real, types, constants, **launch)  # type: ignore[arg-type]
 
     for kernel in {variant.kernel for variant in VARIANTS.values()}:
@@ -142,12 +138,11 @@ def test_launches_equal_the_variants(
     # With three heads of 20 no stride is a multiple of 16.
     shape = (2, 33, 3, size)
     q, k, v = (elu_feature_map(torch.randn(shape)).to(dtype).requires_grad_() for _ in range(3))
-    feature_map: Literal["elu"] | None = "elu" if elu else None
-    o, _ = triton_attention.triton_linear_attention(q, k, v, None, 1e-6, feature_map)
+    o, _ = triton_attention.triton_linear_attention(q, k, v)
     o.float().sum().backward()  # type: ignore[no-untyped-call]
     if size % 16 == 0:  # otherwise the alignment of k and v depends on the number of heads
         qkv = torch.stack((q, k, v), 2).detach().requires_grad_()
-        o = triton_attention.triton_packed_attention(qkv, feature_map)
+        o = triton_attention.triton_packed_attention(qkv)
         o.float().sum().backward()  # type: ignore[no-untyped-call]
     assert len(launched) == (4 if size % 16 == 0 else 2)
     assert launched == expected

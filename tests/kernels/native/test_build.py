@@ -222,9 +222,9 @@ print("clean")
 """
 TRAINING_SCRIPT = """
 import itertools, torch
-from scanline.kernels.ops.attention import linear_attention
 from scanline.kernels.ops.embedding import embedding_sum
 from scanline.kernels.native.training import library
+from scanline.kernels.native.training.attention import attention
 from scanline.kernels.native.training.nll import categorical_nll, mixture_nll
 from scanline.kernels.native.training.linear import weight_gradient
 from scanline.kernels.ops.linear import LinearOutput, linear_gelu
@@ -240,9 +240,8 @@ for threads, dtype in itertools.product((1, 3), (torch.float32, torch.bfloat16))
     for rows, outputs, inputs in [(1, 1, 1), (2, 7, 5), (513, 20, 100), (3, 66, 131), (255, 6, 33)]:
         weight_gradient(torch.randn(rows, outputs).to(dtype), torch.randn(rows, inputs).to(dtype))
     for positions, vectors in [(1, 1), (2, 2), (17, 4), (5, 8)]:
-        heads = (wants(2, positions, 3, vectors * L, dtype=dtype) for _ in range(3))
-        o, sums = linear_attention(*heads, feature_map="elu")
-        (o.float().sum() + sums.kv.sum() + sums.z.sum()).backward()
+        heads = wants(2, positions, 3, 3, vectors * L, dtype=dtype)
+        attention(heads, wants(3, 3, vectors * L)).float().sum().backward()
     bf16 = dtype == torch.bfloat16
     for positions, convolved in itertools.product((1, 9, 10, 40), (True, False)):
         D, taps = 3 * L, wants(5, 3 * L) if convolved else None

@@ -79,10 +79,10 @@ def test_without_a_compiler_pytorch_is_used_with_one_warning() -> None:
     code = """
 import logging, torch
 logging.basicConfig(format="%(message)s")
-from scanline.kernels.ops.attention import linear_attention
-x = torch.randn(1, 4, 1, 32)
+from scanline.kernels.ops.attention import packed_linear_attention
+qkv = torch.randn(1, 4, 3, 1, 32)
 for _ in range(2):
-    print(linear_attention(x, x, x, feature_map="elu")[0].shape)
+    print(packed_linear_attention(qkv, None, "elu").shape)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
