@@ -15,13 +15,11 @@ from torch.nn import functional as F
 from scanline.kernels.cuda.available import PROGRAMS
 from scanline.kernels.cuda.residual_kernels import column_sums_kernel
 from scanline.kernels.cuda.variants import KernelVariant
-from scanline.kernels.custom_op import custom_op
 from scanline.kernels.double_backward import refuse_double_backward
 
 _ROWS, _COLUMNS, _WARPS = 32, 64, 4  # per tile
 
 
-@custom_op("scanline::column_sums")
 def column_sums(x: Tensor) -> Tensor:
     """Sum the rows of ``x: [N, O]`` in float32 and in a fixed order."""
     x = x.contiguous()

@@ -21,7 +21,7 @@ from scanline.kernels.cuda.residual_kernels import (
     residual_backward_kernel,
 )
 from scanline.kernels.cuda.variants import KernelVariant
-from scanline.kernels.custom_op import custom_op
+from scanline.kernels.double_backward import refuse_double_backward
 from scanline.kernels.short_conv import TAPS
 
 # Elements per tile and warps: 16 elements per thread for the sum, 8 for norm and convolution, and 4
@@ -44,102 +44,72 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-@custom_op("scanline::triton_residual")
-def _forward(
-    x: Tensor, added: Tensor | None, bias: Tensor | None, norm_weight: Tensor,
-    norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the sum (empty if nothing is added), the output, the mean and the rstd."""
-    B, T, D = x.shape
-    x, norm_weight, norm_bias = x.contiguous(), norm_weight.contiguous(), norm_bias.contiguous()
-    added, bias, conv_weight = _contiguous(added), _contiguous(bias), _contiguous(conv_weight)
-    total = x.new_empty(0 if added is None else x.shape)
-    mean, rstd, out = x.new_empty(B, T), x.new_empty(B, T), torch.empty_like(x, dtype=dtype)
-    if x.numel():
-        sizes = _tile_sizes(D, _ADD[0])
-        add_kernel[(triton.cdiv(B * T, sizes["BT"]),)](
-            x, added, bias, total, mean, rstd, B * T, eps, **sizes, num_warps=_warps(D, *_ADD)
-        )
-        sizes = _tile_sizes(D, _NORM_CONV[0])
+class _Residual(torch.autograd.Function):
+    """The sum (empty if nothing is added) and the output."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, added: Tensor | None, bias: Tensor | None, norm_weight: Tensor,
+        norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        B, T, D = x.shape
+        x, norm_weight, norm_bias = x.contiguous(), norm_weight.contiguous(), norm_bias.contiguous()
+        added, bias, conv_weight = _contiguous(added), _contiguous(bias), _contiguous(conv_weight)
+        total = x.new_empty(0 if added is None else x.shape)
+        mean, rstd, out = x.new_empty(B, T), x.new_empty(B, T), torch.empty_like(x, dtype=dtype)
+        summed = x if added is None else total
+        if x.numel():
+            sizes = _tile_sizes(D, _ADD[0])
+            add_kernel[(triton.cdiv(B * T, sizes["BT"]),)](
+                x, added, bias, total, mean, rstd, B * T, eps, **sizes, num_warps=_warps(D, *_ADD)
+            )
+            sizes = _tile_sizes(D, _NORM_CONV[0])
+            tiles = triton.cdiv(T, sizes["BT"])
+            norm_conv_kernel[(B * tiles,)](
+                summed, mean, rstd, norm_weight, norm_bias, conv_weight, out,
+                T, tiles, columns, stride, **sizes, CONVOLVED=conv_weight is not None,
+                num_warps=_warps(D, *_NORM_CONV),
+            )  # fmt: skip
+        ctx.added_dtype, ctx.has_bias = None if added is None else added.dtype, bias is not None
+        ctx.dtype, ctx.columns, ctx.stride = dtype, columns, stride
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(summed, mean, rstd, norm_weight, norm_bias, conv_weight)
+        return total, out
+
+    @staticmethod
+    @refuse_double_backward
+    def backward(ctx: Any, grad_total: Tensor | None, grad_out: Tensor | None) -> Any:
+        total, mean, rstd, norm_weight, norm_bias, conv_weight = ctx.saved_tensors
+        if grad_out is None:
+            grad_out = torch.zeros_like(total, dtype=ctx.dtype)
+        grad_out = grad_out.contiguous()
+        grad_total = _contiguous(grad_total) if ctx.added_dtype else None
+        B, T, D = total.shape
+        grad = torch.empty_like(total)
+        casts = ctx.added_dtype not in (None, grad.dtype)
+        grad_added = torch.empty_like(grad, dtype=ctx.added_dtype) if casts else None
+        sizes = _tile_sizes(D, _BACKWARD[0])
         tiles = triton.cdiv(T, sizes["BT"])
-        norm_conv_kernel[(B * tiles,)](
-            x if added is None else total, mean, rstd, norm_weight, norm_bias, conv_weight, out,
-            T, tiles, columns, stride, **sizes, CONVOLVED=conv_weight is not None,
-            num_warps=_warps(D, *_NORM_CONV),
+        tiles_per_program = max(1, triton.cdiv(B * tiles, PROGRAMS))
+        programs = triton.cdiv(B * tiles, tiles_per_program)
+        # Of each program: bias, norm weight, norm bias and five taps.
+        partial_grads = grad.new_zeros(programs, 3 + TAPS, D)
+        if programs:
+            residual_backward_kernel[(programs,)](
+                total, mean, rstd, norm_weight, norm_bias, conv_weight, grad_out, grad_total, grad,
+                grad_added, partial_grads, T, tiles, B * tiles, tiles_per_program,
+                ctx.columns, ctx.stride, **sizes, CONVOLVED=conv_weight is not None,
+                num_warps=_warps(D, *_BACKWARD),
+            )  # fmt: skip
+        grad_weights = partial_grads.sum(0)
+        grad_bias, grad_norm_weight, grad_norm_bias, *_ = grad_weights
+        if ctx.added_dtype == grad.dtype:
+            grad_added = grad
+        return (
+            grad, grad_added, grad_bias if ctx.has_bias else None, grad_norm_weight, grad_norm_bias,
+            None if conv_weight is None else grad_weights[3:], None, None, None, None,
         )  # fmt: skip
-    return total, out, mean, rstd
-
-
-@custom_op("scanline::triton_residual_backward")
-def _backward(
-    grad_total: Tensor | None, grad_out: Tensor, total: Tensor, mean: Tensor, rstd: Tensor,
-    norm_weight: Tensor, norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int,
-    added_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of the sum, in float32 and ``added_dtype``, and of the weights.
-
-    The second is empty if ``added_dtype`` is float32 or None.
-    The gradients of the weights are ``[8, D]``: bias, norm weight, norm bias and five taps.
-    """
-    B, T, D = total.shape
-    grad_out, total = grad_out.contiguous(), total.contiguous()
-    norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.contiguous()
-    grad_total, conv_weight = _contiguous(grad_total), _contiguous(conv_weight)
-    grad = torch.empty_like(total)
-    casts = added_dtype is not None and added_dtype != grad.dtype
-    grad_added = torch.empty_like(grad, dtype=added_dtype) if casts else grad.new_empty(0)
-    sizes = _tile_sizes(D, _BACKWARD[0])
-    tiles = triton.cdiv(T, sizes["BT"])
-    tiles_per_program = max(1, triton.cdiv(B * tiles, PROGRAMS))
-    programs = triton.cdiv(B * tiles, tiles_per_program)
-    partial_grads = grad.new_zeros(programs, 3 + TAPS, D)
-    if programs:
-        residual_backward_kernel[(programs,)](
-            total, mean, rstd, norm_weight, norm_bias, conv_weight, grad_out, grad_total, grad,
-            grad_added if casts else None, partial_grads, T, tiles, B * tiles, tiles_per_program,
-            columns, stride, **sizes, CONVOLVED=conv_weight is not None,
-            num_warps=_warps(D, *_BACKWARD),
-        )  # fmt: skip
-    return grad, grad_added, partial_grads.sum(0)
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, added, bias, norm_weight, norm_bias, conv_weight, ctx.columns, ctx.stride, _, _ = inputs
-    total, out, mean, rstd = output
-    ctx.added_dtype, ctx.has_bias = None if added is None else added.dtype, bias is not None
-    ctx.out_dtype = out.dtype
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.save_for_backward(
-        x if added is None else total, mean, rstd, norm_weight, norm_bias, conv_weight
-    )
-
-
-def _gradients(
-    ctx: Any, grad_total: Tensor | None, grad_out: Tensor | None, *_: Tensor | None
-) -> Any:
-    total, *rest = ctx.saved_tensors
-    if grad_out is None:
-        grad_out = torch.zeros_like(total, dtype=ctx.out_dtype)
-    grad, grad_added, grad_weights = _backward(
-        grad_total if ctx.added_dtype else None, grad_out, total, *rest, ctx.columns, ctx.stride,
-        ctx.added_dtype,
-    )  # fmt: skip
-    grad_bias, grad_norm_weight, grad_norm_bias, *_ = grad_weights
-    if ctx.added_dtype is None:
-        grad_added = None
-    elif not grad_added.numel():
-        grad_added = grad
-    grad_conv = None if rest[-1] is None else grad_weights[3:]
-    return (
-        grad, grad_added, grad_bias if ctx.has_bias else None, grad_norm_weight, grad_norm_bias,
-        grad_conv,
-        None, None, None, None,
-    )  # fmt: skip
-
-
-_forward.register_autograd(_gradients, setup_context=_save_for_backward)
 
 
 def triton_residual(
@@ -162,7 +132,7 @@ def triton_residual(
     Returns:
         The sum (``x`` if nothing is added) and the normalised, convolved output.
     """
-    total, out, _, _ = _forward(x, added, bias, *norm, conv_weight, columns, stride, eps, dtype)
+    total, out = _Residual.apply(x, added, bias, *norm, conv_weight, columns, stride, eps, dtype)
     return x if added is None else total, out
 
 

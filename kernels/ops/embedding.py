@@ -17,6 +17,5 @@ def embedding_sum(table: Tensor, ids: Tensor) -> Tensor:
     all ids first.
     """
     if supports(table, torch.float32):
-        y: Tensor = native.embedding_sum(table, ids)
-        return y
+        return native.embedding_sum(table, ids)
     return F.embedding_bag(ids, table, mode="sum")

@@ -39,8 +39,7 @@ def linear_without_bias(x: Tensor, weight: Tensor) -> Tensor:
         and is_available()
         and _native_gradient_is_faster()
     ):
-        y: Tensor = native.linear(x.to(torch.bfloat16), weight)
-        return y
+        return native.linear(x.to(torch.bfloat16), weight)
     return F.linear(x, weight)
 
 
@@ -86,8 +85,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     product = linear_deferred_bias(x, weight, bias)
     if product.bias is None:
         return F.gelu(product.x)
-    y: Tensor = bias_gelu(product.x, product.bias)
-    return y
+    return bias_gelu(product.x, product.bias)
 
 
 def full_precision_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -99,7 +97,7 @@ def full_precision_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         x = x.to(weight.dtype)
         if _is_trained_on_cpu(x, weight, torch.float32) and is_available() and _onednn_is_faster():
-            y: Tensor = native.onednn_linear(x.flatten(0, -2), weight, bias)
+            y = native.onednn_linear(x.flatten(0, -2), weight, bias)
             return y.view(*x.shape[:-1], -1)
         return F.linear(x, weight, bias)
 

@@ -14,8 +14,7 @@ from scanline.kernels.native.training import nll as native
 def categorical_nll(logits: Tensor, values: Tensor) -> Tensor:
     """Return -ln softmax(logits)[value] of ``logits: [P, 256]`` and integer ``values: [P]``."""
     if native.supports_nll(logits):
-        nats: Tensor = native.categorical_nll(logits, values.to(torch.uint8))[0]
-        return nats
+        return native.categorical_nll(logits, values.to(torch.uint8))
     return F.cross_entropy(logits, values.long(), reduction="none")
 
 
@@ -36,5 +35,4 @@ def mixture_nll(
     if not native.supports_nll(parameters):
         return definition(parameters, values)
     flat = parameters.flatten(0, -2), values.to(torch.uint8).flatten(0, -2)
-    nats: Tensor = native.mixture_nll(*flat)[0]
-    return nats.view(values.shape[:-1])
+    return native.mixture_nll(*flat).view(values.shape[:-1])

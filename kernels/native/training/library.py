@@ -1,6 +1,6 @@
 """The C++ library for training on a CPU, with as many threads as torch uses.
 
-The other modules of this package define torch operators on it, which differentiate.
+The other modules of this package define differentiable functions on it.
 Each computes in one pass over memory what torch does in several, with the same result up to
 rounding. Sums are float32 whatever the tensors' dtype, and do not depend on the number of threads
 or on other images.

@@ -1,4 +1,4 @@
-"""Linear maps with weight gradients in C++ (weight_gradient.h), as torch operators."""
+"""Linear maps with weight gradients in C++ (weight_gradient.h)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanline.kernels.custom_op import custom_op
+from scanline.kernels.double_backward import refuse_double_backward
 from scanline.kernels.native.training.library import require_library
 
 
-@custom_op("scanline::linear")
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return W x in the dtype of ``x: [..., I]``; ``weight: [O, I]`` is float32."""
-    return F.linear(x, weight.to(x.dtype))
-
-
-@custom_op("scanline::weight_gradient")
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """Return gradᵀ x in float32: ``grad: [N, O]``, ``x: [N, I]`` → ``[O, I]``.
 
@@ -31,16 +24,23 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     return weight
 
 
-def _setup_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight.to(x.dtype))
+
+    @staticmethod
+    @refuse_double_backward
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad @ weight.to(grad.dtype), weight_gradient(grad.flatten(0, -2), x.flatten(0, -2))
 
 
-def _differentiate_linear(ctx: Any, grad: Tensor) -> Any:
-    x, weight = ctx.saved_tensors
-    return grad @ weight.to(grad.dtype), weight_gradient(grad.flatten(0, -2), x.flatten(0, -2))
-
-
-linear.register_autograd(_differentiate_linear, setup_context=_setup_linear)
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Return W x in the dtype of ``x: [..., I]``; ``weight: [O, I]`` is float32."""
+    y: Tensor = _Linear.apply(x, weight)
+    return y
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -48,28 +48,21 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y
 
 
-@custom_op("scanline::onednn_linear")
+class _OnednnLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    @refuse_double_backward
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        grad_x = _onednn(grad, weight.T, None) if ctx.needs_input_grad[0] else None
+        return grad_x, weight_gradient(grad, x), grad.sum(0)
+
+
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return W x + b by oneDNN in float32: ``x: [N, I]``, ``weight: [O, I]``, ``bias: [O]``."""
-    return _onednn(x, weight, bias)
-
-
-@custom_op("scanline::onednn_linear_backward")
-def _onednn_linear_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, needs_grad_x: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_x = _onednn(grad, weight.T, None) if needs_grad_x else x.new_empty(0)
-    return grad_x, weight_gradient(grad, x), grad.sum(0)
-
-
-def _setup_onednn_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-def _differentiate_onednn_linear(ctx: Any, grad: Tensor) -> Any:
-    needs_grad_x = ctx.needs_input_grad[0]
-    grad_x, *rest = _onednn_linear_backward(grad, *ctx.saved_tensors, needs_grad_x)
-    return grad_x if needs_grad_x else None, *rest
-
-
-onednn_linear.register_autograd(_differentiate_onednn_linear, setup_context=_setup_onednn_linear)
+    y: Tensor = _OnednnLinear.apply(x, weight, bias)
+    return y
