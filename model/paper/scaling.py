@@ -64,6 +64,7 @@ class ScalingSettings:
 
 HEAP = 2.0  # memory of a process on the CPU ÷ the peak of PyTorch's allocator: fragmentation
 
+PLAIN_CHUNK = 64  # positions per chunk of linear attention in plain PyTorch
 # All but the first and third are plain PyTorch: one implementation for all kinds.
 PLAIN = ("linear-pytorch", "softmax-matrix", "lsh-1", "lsh-4", "lsh-8")
 KINDS = ("linear", "linear-pytorch", "softmax", "softmax-matrix", "lsh-1", "lsh-4", "lsh-8")
@@ -79,7 +80,9 @@ def attention(kind: str, length: int, size: ScalingSettings) -> peers.Attend:
     if kind == "linear":
         return lambda q, k, v: packed_linear_attention(torch.stack((q, k, v), 2), None, "elu")
     if kind == "linear-pytorch":
-        return lambda q, k, v: torch_linear_attention(elu_feature_map(q), elu_feature_map(k), v)[0]
+        return lambda q, k, v: torch_linear_attention(
+            elu_feature_map(q), elu_feature_map(k), v, chunk=PLAIN_CHUNK
+        )[0]
     if kind.startswith("lsh-"):
         rotations = random_rotations(int(kind[4:]), size.n_heads, size.head_size, BUCKETS)
         return lambda q, k, v: lsh_attention(q, v, rotations.to(q.device), combine=LSH_COMBINE)
