@@ -34,7 +34,7 @@ SHIPPED = ("mnist", "cifar10")
 CONFIGS = {
     "categorical grey": tiny_config(classes=("cat", "dog"), d_model=60, n_heads=5, d_ff=90),
     "categorical RGB": tiny_config(
-        channels=3, order="subpixel", norm="post", classes=("cat", "dog"), short_conv="2x3"
+        channels=3, order="subpixel", norm="post", classes=("cat", "dog"), positions="sinusoidal"
     ),
     "mixture grey": tiny_config(
         head="logistic_mixture", classes=("cat", "dog"), encoding="linear", d_model=64, n_heads=2
