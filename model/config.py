@@ -53,7 +53,8 @@ class ModelConfig:
         encoding: How neighbours enter: by an embedding ``table``, by a ``linear`` map of their
             intensities, or both.
         order: Whether a step decides all channels of a ``pixel``, or one ``subpixel``.
-        head: ``categorical`` (logits) or ``logistic_mixture`` (ten discretised logistics).
+        head: ``categorical`` (256 logits, for one value per step) or ``logistic_mixture`` (ten
+            discretised logistics).
         attention: ``lsh-N`` has N rounds of hashing. It has no state, so it draws by recomputation.
         feature_map: The feature map of linear attention.
         lsh_chunk: Positions per chunk of LSH attention.
@@ -110,6 +111,11 @@ class ModelConfig:
             raise ValueError(
                 "input 'previous' sees one value per step: use order 'subpixel', or input "
                 "'neighbourhood' to draw a whole RGB pixel per step"
+            )
+        if self.head == "categorical" and self.step_channels > 1:
+            raise ValueError(
+                "head 'categorical' decides one value per step: use head 'logistic_mixture' to "
+                "draw a whole RGB pixel per step, or order 'subpixel'"
             )
         if self.start == "given" and self.input != "previous":
             raise ValueError("start 'given' needs input 'previous' (the paper's checkpoints)")
@@ -200,12 +206,12 @@ class ModelConfig:
     def head_outputs(self) -> int:
         """Outputs of the head per step.
 
-        Categorical: 256 logits per channel. Mixture, per component: a weight, a mean and a
-        log-scale per channel, and a coefficient for each pair of an earlier and a later channel.
+        Categorical: 256 logits. Mixture, per component: a weight, a mean and a log-scale per
+        channel, and a coefficient for each pair of an earlier and a later channel.
         """
-        c = self.step_channels
         if self.head == "categorical":
-            return VALUES * c
+            return VALUES
+        c = self.step_channels
         return MIXTURES * (1 + 2 * c + c * (c - 1) // 2)
 
     def class_index(self, label: int | str | None) -> int:

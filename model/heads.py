@@ -1,12 +1,11 @@
 """Output heads: exact likelihood, and sampling by inverse CDF.
 
-Two kinds, each over the channels that one step decides, one after the other:
+Two kinds:
 
-* ``categorical``: 256 logits per channel. The logits of a later channel add a table row for the
-  value of each earlier channel.
+* ``categorical``: 256 logits of the one value that a step decides.
 * ``logistic_mixture``: ten discretised logistics (Salimans et al., *PixelCNN++*, ICLR 2017,
-  eq. 1-3). A component has one mean and log-scale per channel; the mean of a later channel is
-  shifted linearly by the values of the earlier ones.
+  eq. 1-3). A component has one mean and log-scale per channel that a step decides; the mean of a
+  later channel is shifted linearly by the values of the earlier ones.
 """
 
 from __future__ import annotations
@@ -136,10 +135,6 @@ class Head(nn.Module):
         self.channels = config.step_channels
         self.categorical = config.head == "categorical"
         self.predictor = nn.Linear(config.d_model, config.head_outputs)
-        self.tables: nn.Parameter | None = None
-        if self.categorical and self.channels > 1:
-            pairs = self.channels * (self.channels - 1) // 2
-            self.tables = nn.Parameter(torch.zeros(pairs, VALUES, VALUES))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the distribution's parameters: ``[..., D]`` → ``[..., head_outputs]``.
@@ -149,28 +144,13 @@ class Head(nn.Module):
         """
         return full_precision_linear(x, self.predictor.weight, self.predictor.bias)
 
-    def logits(self, parameters: Tensor, channel: int, values: Tensor) -> Tensor:
-        """Return a channel's 256 logits given the earlier values, integers ``[..., C]``."""
-        if self.channels == 1:
-            return parameters
-        logits: Tensor = parameters.unflatten(-1, (self.channels, VALUES))[..., channel, :]
-        first_pair = channel * (channel - 1) // 2
-        for other in range(channel):
-            assert self.tables is not None
-            logits = logits + F.embedding(values[..., other], self.tables[first_pair + other])
-        return logits
-
     def bits(self, parameters: Tensor, values: Tensor) -> Tensor:
         """Return -log2 P(values): ``[..., P]``, integers ``[..., C]`` → ``[...]``."""
         parameters = parameters if parameters.dtype == torch.float64 else parameters.float()
         if not self.categorical:
             return mixture_nll(parameters, values, self._mixture_nll) / _LN2
-        values = values.long()
-        total = parameters.new_zeros(values.shape[:-1])
-        for channel in range(self.channels):
-            logits = self.logits(parameters, channel, values).flatten(0, -2)
-            total = total + categorical_nll(logits, values[..., channel].flatten()).view_as(total)
-        return total / _LN2
+        nats: Tensor = categorical_nll(parameters.flatten(0, -2), values.flatten())
+        return nats.view(values.shape[:-1]) / _LN2
 
     def _mixture_nll(self, parameters: Tensor, values: Tensor) -> Tensor:
         mixture = split_mixture(parameters, self.channels)
@@ -196,7 +176,7 @@ class Head(nn.Module):
             temperature = torch.ones_like(parameters[:, 0])
         temperature = temperature.unsqueeze(-1)
         if self.categorical:
-            logits = _apply_temperature(self.logits(parameters, channel, values), temperature)
+            logits = _apply_temperature(parameters, temperature)
             return F.log_softmax(logits, -1).clamp(min=MIN_LOG_PROB)
         mixture = split_mixture(parameters, self.channels)
         log_scales = mixture.log_scales + temperature.log().unsqueeze(-1)
@@ -271,12 +251,8 @@ class Head(nn.Module):
     def _sample_categorical(
         self, parameters: Tensor, uniforms: Tensor, temperature: Tensor
     ) -> Tensor:
-        values = self._no_values(parameters)
-        for channel in range(self.channels):
-            logits = self.logits(parameters, channel, values)
-            weights = F.softmax(_apply_temperature(logits, temperature.unsqueeze(-1)), -1)
-            values[:, channel] = _inverse_cdf(weights, uniforms[:, channel])
-        return values
+        weights = F.softmax(_apply_temperature(parameters, temperature.unsqueeze(-1)), -1)
+        return _inverse_cdf(weights, uniforms[:, 0]).unsqueeze(1)
 
     def _sample_mixture(self, parameters: Tensor, uniforms: Tensor, temperature: Tensor) -> Tensor:
         mixture = split_mixture(parameters, self.channels)

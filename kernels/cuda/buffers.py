@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scanline.kernels.cuda.decode_config import LEVELS, DecodeConfig
+from scanline.kernels.cuda.decode_config import DecodeConfig
 from scanline.kernels.cuda.matmul import BM
 from scanline.kernels.cuda.state import OUTSIDE
 from scanline.kernels.short_conv import TAPS
@@ -33,7 +33,6 @@ def allocate_weights(config: DecodeConfig, device: torch.device | str) -> dict[s
         "value_table": (config.context, OUTSIDE + 1, config.embedding_size),
         "step_table": (config.steps, D), "context_index": (config.steps, config.context),
         "label_table": (config.classes + 1, D),
-        "channel_tables": (config.channels * (config.channels - 1) // 2, LEVELS, LEVELS),
         **{f"{name}.weight": (TAPS, D) for name in convolutions if config.short_conv},
     }  # fmt: skip
     weights = {

@@ -141,6 +141,7 @@ _MNIST: dict[str, Any] = {
 }  # fmt: skip
 _CIFAR10: dict[str, Any] = {
     "pixels": 1024, "width": 32, "channels": 3, "context": 51, "linear_encoding": True,
+    "outputs": 100, "draws": 4, "categorical": False,
     **_OURS | {"layers": 8},
 }  # fmt: skip
 
@@ -149,14 +150,11 @@ COMPILED: dict[str, DecodeConfig] = {
     "mnist-paper": DecodeConfig(pixels=784, width=28, layers=8, **_PAPER),
     "cifar10-paper": DecodeConfig(pixels=1024, width=32, steps_per_pixel=3, layers=16, **_PAPER),
     "mnist": DecodeConfig(**_MNIST),
-    "cifar10": DecodeConfig(outputs=100, draws=4, categorical=False, **_CIFAR10),
-    "cifar10, widened": DecodeConfig(
-        outputs=100, draws=4, categorical=False, **_CIFAR10 | {"d_ff": 1280}
-    ),
+    "cifar10": DecodeConfig(**_CIFAR10),
+    "cifar10, widened": DecodeConfig(**_CIFAR10 | {"d_ff": 1280}),
     "heads of 64": DecodeConfig(**_MNIST | {"heads": 2}),
     "a head of 512": DecodeConfig(**_MNIST | {"heads": 1, "d_model": 512}),
     "not convolved": DecodeConfig(**_MNIST | {"short_conv": False}),
-    "categorical RGB": DecodeConfig(outputs=768, draws=3, categorical=True, **_CIFAR10),
     "paper's, convolved": DecodeConfig(
         pixels=1024, width=32, steps_per_pixel=3, layers=16, short_conv=True, **_PAPER
     ),

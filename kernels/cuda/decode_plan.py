@@ -184,7 +184,6 @@ class PlanBuilder:
             "sample", sample_kernel,
             {
                 **self.rows, "p_parameters": self.buffers["parameters"],
-                "p_channel_tables": self.weights["channel_tables"],
                 **{f"p_{name}": self.buffers[name] for name in (
                     "canvas", "bits", "known", "seed", "particle", "temperature", "top_p",
                     "guidance", "twin",

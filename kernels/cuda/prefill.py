@@ -133,7 +133,6 @@ class _PrefillBuilder(PlanBuilder):
             "score", score_kernel,
             {
                 **self.rows, "p_parameters": self.buffers["parameters"],
-                "p_channel_tables": self.weights["channel_tables"],
                 "p_canvas": self.buffers["canvas"], "p_bits": self.buffers["bits"],
             },
             self.steps | {

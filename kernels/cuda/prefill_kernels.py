@@ -90,7 +90,7 @@ def prefill_convolve_kernel(
 
 @triton.jit(do_not_specialize=["steps"])
 def score_kernel(
-    p_slots, p_parameters, p_channel_tables, p_canvas, p_bits, steps,
+    p_slots, p_parameters, p_canvas, p_bits, steps,
     T: tl.constexpr, STEPS_PER_PIXEL: tl.constexpr, FIRST_STEP: tl.constexpr, C: tl.constexpr,
     OUTPUTS: tl.constexpr, CATEGORICAL: tl.constexpr, LEVELS: tl.constexpr, M: tl.constexpr,
     MIN_LOG_SCALE: tl.constexpr, BM: tl.constexpr,
@@ -113,9 +113,8 @@ def score_kernel(
         if step >= FIRST_STEP:
             if CATEGORICAL:
                 nats += sample_and_score_categorical(
-                    p_row, p_channel_tables, p_values, unused, unused, unused, True, temperature,
-                    C, LEVELS,
-                )  # fmt: skip
+                    p_row, p_values, unused, unused, unused, True, temperature, LEVELS
+                )
             else:
                 nats += sample_and_score_mixture(
                     p_row, p_values, unused, unused, unused, True, temperature, C, LEVELS, M,

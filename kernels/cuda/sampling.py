@@ -1,8 +1,8 @@
 """Sampling kernel of the decode step: from the head's parameters to values, bits and positions.
 
 Each program handles one row. ``model/heads.py`` defines the two heads and how to sample from them
-by inverse CDF. The channels of a step are processed in order. Each value is either known or
-sampled, and its bits at temperature 1 are added up.
+by inverse CDF. The channels of a mixture's step are processed in order. Each value is either known
+or sampled, and its bits at temperature 1 are added up.
 
 Images with guidance, top-p or temperature 0 are sampled from the explicit distribution over the 256
 values of each channel. Their bits are computed afterwards, as for known values. The twin of a
@@ -32,50 +32,25 @@ from scanline.kernels.cuda.state import load_row
 
 
 @triton.jit
-def channel_logits(
-    p_parameters, p_channel_tables, first, second, c: tl.constexpr, LEVELS: tl.constexpr
-):
-    """Return a channel's logits, given the earlier channels' values."""
-    o_level = tl.arange(0, LEVELS)
-    b_logit = tl.load(p_parameters + c * LEVELS + o_level)
-    pair = c * (c - 1) // 2  # tables of channels (0, c), then (1, c)
-    if c > 0:
-        b_logit += tl.load(p_channel_tables + (pair * LEVELS + first) * LEVELS + o_level)
-    if c > 1:
-        b_logit += tl.load(p_channel_tables + ((pair + 1) * LEVELS + second) * LEVELS + o_level)
-    return b_logit
-
-
-@triton.jit
 def sample_filtered_categorical(
-    p_parameters, p_channel_tables, p_values, seed, particle, first_draw, temperature, top_p,
-    guidance, rows,
-    C: tl.constexpr, OUTPUTS: tl.constexpr, LEVELS: tl.constexpr, MIN_LOG_PROB: tl.constexpr,
+    p_parameters, p_value, seed, particle, draw, temperature, top_p, guidance, rows,
+    LEVELS: tl.constexpr, MIN_LOG_PROB: tl.constexpr,
 ):  # fmt: skip
-    """Sample C values with temperature, guidance by the second of two rows, and top-p.
+    """Sample a value with temperature, guidance by the second of two rows, and top-p.
 
     With guidance > 1, values that are unlikely with the label are excluded first
     (``model/heads.py``).
     """
     divisor = tl.where(temperature == 0, 1.0, temperature)
-    first, second = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
-    for c in tl.static_range(C):
-        b_log = tl.zeros([LEVELS], tl.float32)
-        for row in range(rows):
-            b_logit = channel_logits(
-                p_parameters + row * OUTPUTS, p_channel_tables, first, second, c, LEVELS
-            )
-            b_row = tempered_log_probs(b_logit, divisor, MIN_LOG_PROB)
-            b_log += tl.where(row == 0, guidance, 1.0 - guidance) * b_row
-            if (row == 0) & (rows > 1) & (guidance > 1.0) & (top_p < 1.0):
-                b_log = mask_unlikely(b_log, b_row, top_p)
-        u = uniform(seed, particle, first_draw + c)
-        value = sample(b_log, u, temperature == 0, top_p, LEVELS)
-        tl.store(p_values + c, value.to(tl.uint8))
-        if c == 0:
-            first = value
-        else:
-            second = value
+    b_log = tl.zeros([LEVELS], tl.float32)
+    for row in range(rows):
+        b_logit = tl.load(p_parameters + row * LEVELS + tl.arange(0, LEVELS))
+        b_row = tempered_log_probs(b_logit, divisor, MIN_LOG_PROB)
+        b_log += tl.where(row == 0, guidance, 1.0 - guidance) * b_row
+        if (row == 0) & (rows > 1) & (guidance > 1.0) & (top_p < 1.0):
+            b_log = mask_unlikely(b_log, b_row, top_p)
+    value = sample(b_log, uniform(seed, particle, draw), temperature == 0, top_p, LEVELS)
+    tl.store(p_value, value.to(tl.uint8))
 
 
 @triton.jit
@@ -110,29 +85,20 @@ def sample_filtered_mixture(
 
 @triton.jit
 def sample_and_score_categorical(
-    p_parameters, p_channel_tables, p_values, seed, particle, first_draw, known, temperature,
-    C: tl.constexpr, LEVELS: tl.constexpr,
-):  # fmt: skip
-    """Sample C values, or keep known ones, from their logits; return their nats."""
+    p_parameters, p_value, seed, particle, draw, known, temperature, LEVELS: tl.constexpr
+):
+    """Sample a value, or keep a known one, from its logits; return its nats."""
     o_level = tl.arange(0, LEVELS)
-    nats = tl.zeros([], tl.float32)
-    first, second = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
-    for c in tl.static_range(C):
-        b_logit = channel_logits(p_parameters, p_channel_tables, first, second, c, LEVELS)
-        b_centred = b_logit - tl.max(b_logit, 0)
-        if known:
-            value = tl.load(p_values + c).to(tl.int32)
-        else:
-            u = uniform(seed, particle, first_draw + c)
-            value = inverse_cdf(tl.exp(b_centred / temperature), o_level >= 0, u, LEVELS - 1)
-        tl.store(p_values + c, value.to(tl.uint8))
-        nats += tl.log(tl.sum(tl.exp(b_centred), 0))
-        nats -= tl.sum(tl.where(o_level == value, b_centred, 0.0), 0)
-        if c == 0:
-            first = value
-        else:
-            second = value
-    return nats
+    b_logit = tl.load(p_parameters + o_level)
+    b_centred = b_logit - tl.max(b_logit, 0)
+    if known:
+        value = tl.load(p_value).to(tl.int32)
+    else:
+        u = uniform(seed, particle, draw)
+        value = inverse_cdf(tl.exp(b_centred / temperature), o_level >= 0, u, LEVELS - 1)
+    tl.store(p_value, value.to(tl.uint8))
+    nats = tl.log(tl.sum(tl.exp(b_centred), 0))
+    return nats - tl.sum(tl.where(o_level == value, b_centred, 0.0), 0)
 
 
 @triton.jit
@@ -186,8 +152,8 @@ def sample_and_score_mixture(
 
 @triton.jit(do_not_specialize=["subpixel"])
 def sample_kernel(
-    p_slots, p_positions, p_parameters, p_channel_tables, p_canvas, p_bits, p_known, p_seed,
-    p_particle, p_temperature, p_top_p, p_guidance, p_twin, subpixel,
+    p_slots, p_positions, p_parameters, p_canvas, p_bits, p_known, p_seed, p_particle,
+    p_temperature, p_top_p, p_guidance, p_twin, subpixel,
     T: tl.constexpr, STEPS_PER_PIXEL: tl.constexpr, FIRST_STEP: tl.constexpr,
     FIRST_VALUE: tl.constexpr, C: tl.constexpr, DRAWS: tl.constexpr, OUTPUTS: tl.constexpr,
     CATEGORICAL: tl.constexpr,
@@ -223,8 +189,8 @@ def sample_kernel(
             rows = 1 + (twin >= 0).to(tl.int32)
             if CATEGORICAL:
                 sample_filtered_categorical(
-                    p_row, p_channel_tables, p_values, seed, particle, first_draw, temperature,
-                    top_p, guidance, rows, C, OUTPUTS, LEVELS, MIN_LOG_PROB,
+                    p_row, p_values, seed, particle, first_draw, temperature, top_p, guidance,
+                    rows, LEVELS, MIN_LOG_PROB,
                 )  # fmt: skip
             else:
                 sample_filtered_mixture(
@@ -236,9 +202,8 @@ def sample_kernel(
             known = known | True
         if CATEGORICAL:
             nats = sample_and_score_categorical(
-                p_row, p_channel_tables, p_values, seed, particle, first_draw, known, temperature,
-                C, LEVELS,
-            )  # fmt: skip
+                p_row, p_values, seed, particle, first_draw, known, temperature, LEVELS
+            )
         else:
             nats = sample_and_score_mixture(
                 p_row, p_values, seed, particle, first_draw, known, temperature,

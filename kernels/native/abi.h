@@ -27,7 +27,7 @@ struct LayerWeights {
 struct Weights {
     const float *value_embedding, *start, *tables, *linear_weight, *linear_bias, *code;
     const float *row, *column, *channel, *label;
-    const float *norm_weight, *norm_bias, *head_weight, *head_bias, *head_tables;
+    const float *norm_weight, *norm_bias, *head_weight, *head_bias;
     const LayerWeights* layers;
 };
 

@@ -29,7 +29,7 @@ public:
     Decoder(const Config& config, const Weights& weights, const Arrays& arrays)
         : config_(config), arrays_(arrays), pixels_(config.height * config.width),
           network_(config, weights),
-          head_(config.categorical != 0, config.step_channels, weights.head_tables),
+          head_(config.categorical != 0, config.step_channels),
           states_(network_.sizes().slot_state * static_cast<size_t>(config.max_slots)),
           pool_(config.threads), step_team_(team_size(1)), prefill_team_(team_size(MAX_ROWS)) {
         for (int i = 0; i < pool_.size(); ++i) {

@@ -17,15 +17,7 @@ struct Sampling {
 
 class Head {
 public:
-    // `tables`: [pairs, 256, 256] for categorical heads with several channels, otherwise unused.
-    Head(bool categorical, int channels, const float* tables)
-        : categorical_(categorical), channels_(channels), tables_(0) {
-        const int pairs = channels * (channels - 1) / 2;
-        if (!categorical || pairs == 0) return;
-        const size_t count = static_cast<size_t>(pairs) * VALUES * VALUES;
-        tables_ = Buffer<float>(count);
-        std::memcpy(tables_.get(), tables, count * sizeof(float));
-    }
+    Head(bool categorical, int channels) : categorical_(categorical), channels_(channels) {}
 
     // Sample `values` unless they are known, and return their bits. `unconditional` holds the
     // parameters of the image's unconditional twin, or is null if it has none.
@@ -46,12 +38,11 @@ private:
     void log_probs(const float* parameters, int channel, const uint8_t* values, float temperature,
                    const float* relevant, float* result) const {
         if (categorical_) {
-            logits(parameters, channel, values, result);
             // Subtract the maximum before dividing, so that a tiny temperature does not overflow.
-            float maximum = result[0];
-            for (int i = 1; i < VALUES; ++i) maximum = std::max(maximum, result[i]);
+            float maximum = parameters[0];
+            for (int i = 1; i < VALUES; ++i) maximum = std::max(maximum, parameters[i]);
             for (int i = 0; i < VALUES; i += LANES)
-                store(result + i, (load(result + i) - maximum) / temperature);
+                store(result + i, (load(parameters + i) - maximum) / temperature);
         } else {
             Mixture mixture;
             parse_mixture(parameters, channels_, mixture);
@@ -138,29 +129,13 @@ private:
         }
     }
 
-    void logits(const float* parameters, int channel, const uint8_t* values, float* result) const {
-        std::memcpy(result, parameters + channel * VALUES, VALUES * sizeof(float));
-        for (int other = 0; other < channel; ++other) {
-            const int pair = channel * (channel - 1) / 2 + other;
-            const float* row = tables_.get() + (pair * VALUES + values[other]) * VALUES;
-            for (int i = 0; i < VALUES; i += LANES)
-                store(result + i, load(result + i) + load(row + i));
+    static float decide_categorical(const float* logits, const Sampling& sampling, uint8_t* value) {
+        if (!sampling.known) {
+            alignas(64) float weights[VALUES];
+            softmax_weights(logits, VALUES, sampling.temperature, weights);
+            *value = static_cast<uint8_t>(inverse_cdf(weights, VALUES, sampling.uniforms[0]));
         }
-    }
-
-    float decide_categorical(const float* parameters, const Sampling& sampling, uint8_t* values) const {
-        alignas(64) float logits[VALUES], weights[VALUES];
-        float nats = 0.0f;
-        for (int channel = 0; channel < channels_; ++channel) {
-            this->logits(parameters, channel, values, logits);
-            if (!sampling.known) {
-                softmax_weights(logits, VALUES, sampling.temperature, weights);
-                const int value = inverse_cdf(weights, VALUES, sampling.uniforms[channel]);
-                values[channel] = static_cast<uint8_t>(value);
-            }
-            nats += log_sum_exp(logits, VALUES) - logits[values[channel]];
-        }
-        return nats / LN2;
+        return (log_sum_exp(logits, VALUES) - logits[*value]) / LN2;
     }
 
     float decide_mixture(const float* parameters, const Sampling& sampling, uint8_t* values) const {
@@ -203,7 +178,6 @@ private:
 
     bool categorical_ = false;
     int channels_ = 1;
-    Buffer<float> tables_;
 };
 
 }  // namespace scanline

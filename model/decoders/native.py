@@ -170,7 +170,6 @@ def _weights(model: LinearTransformer) -> dict[str, NDArray[np.float32] | None]:
         "channel": "positions.channel", "label": "label_embedding.weight",
         "norm_weight": "norm.weight", "norm_bias": "norm.bias",
         "head_weight": "head.predictor.weight", "head_bias": "head.predictor.bias",
-        "head_tables": "head.tables",
     }  # fmt: skip
     weights: dict[str, NDArray[np.float32] | None] = {
         name: _numpy(tensors[parameter]) if parameter in tensors else None

@@ -103,8 +103,6 @@ def load_weights(weights: dict[str, Tensor], model: LinearTransformer) -> None:
     }  # fmt: skip
     if model.label_embedding is not None:
         named["label_table"] = model.label_embedding.weight
-    if model.head.tables is not None:
-        named["channel_tables"] = model.head.tables
     named |= {"norm.weight": model.norm.weight, "norm.bias": model.norm.bias}
     named |= {f"head.{kind}": x for kind, x in model.head.predictor.named_parameters()}
     for layer, block in enumerate(model.blocks):
@@ -120,5 +118,5 @@ def load_weights(weights: dict[str, Tensor], model: LinearTransformer) -> None:
     for name, weight in weights.items():
         if name in named:
             weight.copy_(named[name])
-        elif name not in ("label_table", "channel_tables"):  # optional
+        elif name != "label_table":  # optional
             raise KeyError(f"the network has no {name}")

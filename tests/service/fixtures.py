@@ -46,7 +46,9 @@ DEADLINE = 60.0  # generous; reached only by failing tests
 GREY = ModelConfig(
     height=6, width=5, n_layers=1, n_heads=2, d_model=8, d_ff=16, classes=("zero", "one", "a frog")
 )
-COLOUR = dataclasses.replace(GREY, height=4, width=3, channels=3, classes=())
+COLOUR = dataclasses.replace(
+    GREY, height=4, width=3, channels=3, head="logistic_mixture", classes=()
+)
 
 
 def until(condition: Callable[[], object], what: str = "the condition") -> None:

@@ -55,8 +55,7 @@ ODD = {
         positions="sinusoidal", norm="post", start="given", first_value=200, channels=3,
         n_layers=1,
     ),
-    "RGB tables": tiny_config(height=1, width=2, channels=3, n_layers=1),
-    "RGB mixture": tiny_config(
+    "RGB": tiny_config(
         height=1, width=2, channels=3, n_layers=1, head="logistic_mixture", encoding="linear"
     ),
     "convolved": tiny_config(height=3, width=2, n_layers=1, short_conv="2x3"),

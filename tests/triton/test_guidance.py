@@ -47,7 +47,6 @@ every_kind = parametrize_configs(KINDS, *KINDS)
 first_kind = parametrize_configs(KINDS, "grey")
 HEADS = {
     "categorical": GREY,
-    "categorical RGB": replace(GREY, channels=3),
     "mixture": replace(GREY, head="logistic_mixture"),
     "mixture RGB": RGB,
 }

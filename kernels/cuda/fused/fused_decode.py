@@ -257,7 +257,7 @@ def pack(config: DecodeConfig, weights: Mapping[str, Tensor]) -> tuple[Tensor, T
 
 _POINTERS = (
     "packed", "vectors", "slots", "positions", "canvas", "label", "context_index", "value_table",
-    "step_table", "label_table", "kv", "z", "pending", "ring", "channel_tables", "seed",
+    "step_table", "label_table", "kv", "z", "pending", "ring", "seed",
     "particle", "temperature", "top_p", "guidance", "twin", "known", "bits",
 )  # fmt: skip
 
@@ -287,7 +287,7 @@ def kernel_memory(
     return dict(buffers) | {
         "packed": packed, "vectors": vectors,
         **{name: weights[name] for name in (
-            "context_index", "value_table", "step_table", "label_table", "channel_tables",
+            "context_index", "value_table", "step_table", "label_table",
         )},
     }  # fmt: skip
 

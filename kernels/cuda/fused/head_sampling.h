@@ -72,27 +72,18 @@ DEVICE Distribution mixture_log_probs(
     return top;
 }
 
-// Return a channel's logits, given the earlier channels' values.
-DEVICE Distribution channel_logits(
-    const float* p, const float* channel_tables, const int* values, int c, int lane
-) {
+// Return the logits of a categorical head.
+DEVICE Distribution load_logits(const float* p, int lane) {
     Distribution result;
 #pragma unroll
-    for (int i = 0; i < VALUES_PER_LANE; i++) {
-        const int level = lane * VALUES_PER_LANE + i, pair = c * (c - 1) / 2;
-        float logit = p[c * LEVELS + level];
-        if (c > 0) logit += channel_tables[(pair * LEVELS + values[0]) * LEVELS + level];
-        if (c > 1) logit += channel_tables[((pair + 1) * LEVELS + values[1]) * LEVELS + level];
-        result.values[i] = logit;
-    }
+    for (int i = 0; i < VALUES_PER_LANE; i++) result.values[i] = p[lane * VALUES_PER_LANE + i];
     return result;
 }
 
 // Sample the values of a step with guidance and top-p. `p` points to the parameters of the row and, with
 // guidance, of its twin `stride` further.
 NOINLINE void sample_filtered(
-    int (&values)[CHANNELS], const float* p, int stride, const float* channel_tables,
-    const RowSample& row, int lane
+    int (&values)[CHANNELS], const float* p, int stride, const RowSample& row, int lane
 ) {
     const float divisor = row.temperature == 0.0f ? 1.0f : row.temperature;
     const bool guided = row.twin >= 0;
@@ -104,7 +95,7 @@ NOINLINE void sample_filtered(
         for (int twin = 0; twin <= guided; twin++) {
             Distribution row_log;
             if (CATEGORICAL) {
-                row_log = channel_logits(p + twin * stride, channel_tables, values, c, lane);
+                row_log = load_logits(p + twin * stride, lane);
                 row_log.apply_temperature(divisor);
             } else {
                 row_log = mixture_log_probs(p + twin * stride, c, first, second, divisor, lane);
@@ -124,22 +115,19 @@ NOINLINE void sample_filtered(
 
 // Sample the values of a step with a temperature only.
 DEVICE void sample_plain(
-    int (&values)[CHANNELS], const float* p, const float* channel_tables, const RowSample& row, int lane
+    int (&values)[CHANNELS], const float* p, const RowSample& row, int lane
 ) {
-    const float* us = row.uniform + DRAWS - CHANNELS;
     if (CATEGORICAL) {
-#pragma unroll 1
-        for (int c = 0; c < CHANNELS; c++) {
-            Distribution weight = channel_logits(p, channel_tables, values, c, lane);
-            const float top = weight.max();
+        Distribution weight = load_logits(p, lane);
+        const float top = weight.max();
 #pragma unroll
-            for (int i = 0; i < VALUES_PER_LANE; i++) {
-                weight.values[i] = expf((weight.values[i] - top) / row.temperature);
-            }
-            values[c] = weight.inverse_cdf(us[c], lane);
+        for (int i = 0; i < VALUES_PER_LANE; i++) {
+            weight.values[i] = expf((weight.values[i] - top) / row.temperature);
         }
+        values[0] = weight.inverse_cdf(row.uniform[0], lane);
         return;
     }
+    const float* us = row.uniform + DRAWS - CHANNELS;
     const bool has_component = lane < MIXTURES;
     const float logit = has_component ? p[lane] : MINUS_INFINITY;
     const float through = warp_prefix_sum(expf((logit - warp_max(logit)) / row.temperature), lane);
@@ -161,22 +149,15 @@ DEVICE void sample_plain(
 }
 
 // Return the negative log-likelihood of the values of a step, in nats.
-DEVICE float nats_of(
-    const int (&values)[CHANNELS], const float* p, const float* channel_tables, int lane
-) {
+DEVICE float nats_of(const int (&values)[CHANNELS], const float* p, int lane) {
     if (CATEGORICAL) {
-        float nats = 0.0f;
-#pragma unroll 1
-        for (int c = 0; c < CHANNELS; c++) {
-            Distribution centred = channel_logits(p, channel_tables, values, c, lane), weight;
-            const float top = centred.max();
+        Distribution centred = load_logits(p, lane), weight;
+        const float top = centred.max();
 #pragma unroll
-            for (int i = 0; i < VALUES_PER_LANE; i++) {
-                centred.values[i] -= top, weight.values[i] = expf(centred.values[i]);
-            }
-            nats += logf(weight.sum()) - centred.at(values[c]);
+        for (int i = 0; i < VALUES_PER_LANE; i++) {
+            centred.values[i] -= top, weight.values[i] = expf(centred.values[i]);
         }
-        return nats;
+        return logf(weight.sum()) - centred.at(values[0]);
     }
     const bool has_component = lane < MIXTURES;
     const int m = has_component ? lane : 0;

@@ -92,7 +92,6 @@ struct Arguments {
     float* z;               // [LAYERS, slots, HEADS, K]
     u16* pending;           // [LAYERS, slots, HEADS, WRITE_INTERVAL - 1, 2, K], bfloat16
     float* ring;            // [2 LAYERS, slots, RING, D]
-    const float* channel_tables;  // of the head, [pairs of channels, 256, 256]
     const u64 *seed, *particle;   // [slots]
     const float *temperature, *top_p, *guidance;  // [slots]
     const int* twin;        // [slots], -1 for none

@@ -27,7 +27,7 @@ struct RowSampler : ResidualStream {
     DEVICE void score(const RowSample& row, int n) {
         const long long index = slot[n], position = row.step / STEPS_PER_PIXEL;
         const float nats = row.step < FIRST_STEP ? 0.0f  // the network does not model this step
-            : nats_of(row.values, row_parameters(n), a.channel_tables, lane);
+            : nats_of(row.values, row_parameters(n), lane);
         const float earlier = row.step % STEPS_PER_PIXEL ? pixel_bits[n] : 0.0f;
         const float bits = earlier + nats / 0.6931471805599453f;
         sync_warp();
@@ -63,9 +63,9 @@ struct RowSampler : ResidualStream {
             if (!parameters_ready) wait_barrier(BARRIER_PARAMETERS), parameters_ready = true;
             if (!row.known && t >= FIRST_STEP) {
                 if (row.twin >= 0 || row.top_p < 1.0f || row.temperature == 0.0f) {
-                    sample_filtered(row.values, p, PARAMETER_STRIDE, a.channel_tables, row, lane);
+                    sample_filtered(row.values, p, PARAMETER_STRIDE, row, lane);
                 } else {
-                    sample_plain(row.values, p, a.channel_tables, row, lane);
+                    sample_plain(row.values, p, row, lane);
                 }
             }
             row.step = t;

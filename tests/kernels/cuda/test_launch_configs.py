@@ -35,7 +35,7 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # per block
 def test_shared_bytes_equal_the_layout(launch_config: LaunchConfig) -> None:
     """The layout is evaluated by a static assertion; no code is generated."""
     found = 0
-    for name in ("mnist-paper", "mnist", "cifar10", "cifar10, widened", "categorical RGB"):
+    for name in ("mnist-paper", "mnist", "cifar10", "cifar10, widened"):
         s = COMPILED[name]
         if not launch_config.fits(s):
             continue

@@ -65,7 +65,9 @@ ODD_SIZES = {
     "heads of 12": tiny_config(n_heads=5, d_model=60, d_ff=100, encoding="linear"),
     "heads of 20": tiny_config(n_heads=2, d_model=40, d_ff=1, norm="post", activation="relu"),
     "heads of 31": tiny_config(n_heads=3, d_model=93, d_ff=65, head="logistic_mixture"),
-    "heads of 33": tiny_config(n_heads=1, d_model=33, d_ff=31, channels=3, encoding="table+linear"),
+    "heads of 33": tiny_config(
+        n_heads=1, d_model=33, d_ff=31, channels=3, encoding="linear", head="logistic_mixture"
+    ),
     "heads of 1": tiny_config(n_heads=7, d_model=7, d_ff=3, height=1, width=1),
     "wide": tiny_config(n_heads=2, d_model=256, d_ff=130, height=2, width=9),
 }

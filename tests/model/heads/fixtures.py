@@ -15,11 +15,7 @@ ALL_VALUES = torch.arange(256)
 
 
 def make_head(kind: str, channels: int) -> Head:
-    """Return a head with random tables, which are zero at the start of training."""
-    head = Head(tiny_config(head=kind, channels=channels)).double()
-    if head.tables is not None:
-        torch.nn.init.normal_(head.tables)
-    return head
+    return Head(tiny_config(head=kind, channels=channels)).double()
 
 
 def random_parameters(config_outputs: int, rows: int, seed: int = 0) -> Tensor:

@@ -25,7 +25,7 @@ CHUNKED = tiny_config(attention="lsh-4", lsh_chunk=3, classes=("cat", "dog"))
 
 @every_rounds
 def test_all_parameters_of_a_network_get_gradients(rounds: int) -> None:
-    network = random_network(tiny_config(attention=f"lsh-{rounds}", channels=3))
+    network = random_network(tiny_config(attention=f"lsh-{rounds}"))
     assert network.state_dict()["blocks.0.attention.turns"].shape[0] == rounds
     network.bits(random_canvas(network.config, 3)).sum().backward()  # type: ignore[no-untyped-call]
     for name, parameter in network.named_parameters():

@@ -60,7 +60,9 @@ def test_block_equals_plain_computation(norm: str, activation: str) -> None:
 @pytest.mark.parametrize("encoding", ["table", "linear", "table+linear"])
 @pytest.mark.parametrize("order", ["subpixel", "pixel"])
 def test_embedding_sums_places_position_and_label(order: str, encoding: str) -> None:
-    config = tiny_config(channels=3, order=order, encoding=encoding, classes=("a", "b"))
+    config = tiny_config(
+        channels=3, order=order, encoding=encoding, head="logistic_mixture", classes=("a", "b")
+    )
     network = random_network(config)
     w = dict(network.named_parameters())
     layer = network.input
@@ -103,7 +105,7 @@ def test_neighbour_index() -> None:
 
 @pytest.mark.parametrize("order", ["subpixel", "pixel"])
 def test_place_ids(order: str) -> None:
-    config = tiny_config(channels=3, order=order, encoding="linear")
+    config = tiny_config(channels=3, order=order, encoding="linear", head="logistic_mixture")
     layer = NeighbourhoodInput(config)
     canvas = random_canvas(config, 2)
     ids = layer.place_ids(canvas, torch.arange(config.steps).expand(2, -1))

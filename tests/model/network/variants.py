@@ -62,7 +62,9 @@ few_variants = pytest.mark.parametrize("config", FEW.values(), ids=FEW.keys())
 
 # One config for each kind of layer, supported by all backends or not.
 LAYERS = {
-    f"{option}-{value}": tiny_config(channels=3, classes=("cat", "dog"), **{option: value})
+    f"{option}-{value}": tiny_config(
+        channels=3, head="logistic_mixture", classes=("cat", "dog"), **{option: value}
+    )
     for option in ("attention", "feature_map", "short_conv")
     for value in get_args(get_type_hints(ModelConfig)[option])
     if value != getattr(ModelConfig, option)

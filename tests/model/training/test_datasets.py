@@ -144,7 +144,7 @@ def test_evaluation_uses_folder_or_test_set_of_classes(
     hide_other_data(monkeypatch)
     write_mnist(tmp_path / "mnist")
     write_cifar(tmp_path / "cifar10")
-    grey, colour = tiny_config(), tiny_config(channels=3)
+    grey, colour = tiny_config(), tiny_config(channels=3, head="logistic_mixture")
     digits = PRESETS["mnist"]
     assert load_test_data(grey, {}, DataSource(images=folder_of_images)).images.shape == (
         25,

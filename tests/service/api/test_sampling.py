@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -28,9 +29,11 @@ from tests.sse_client import parse_sse
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     """Yield a client of a server with 8 slots per model."""
+    # A categorical head, whose temperature 0 is the limit of low temperatures.
+    colour = replace(COLOUR, order="subpixel", positions="sinusoidal", head="categorical")
     decoders = {
         "grey": create_decoder(tiny_model(GREY), 8, "native", 1),
-        "colour": create_decoder(tiny_model(COLOUR), 8, "native", 1),
+        "colour": create_decoder(tiny_model(colour), 8, "native", 1),
     }
     _, app = build(None, decoders)
     with talking_to(app) as http:

@@ -78,7 +78,7 @@ def test_evicted_results_do_not_count_for_their_caller() -> None:
 
 def test_the_result_cache_keeps_fewer_large_images_but_always_the_last_generation() -> None:
     """Colour images of 1,024 x 1,024 pixels take 7 MiB with canvas and mask; 36 fit in 256 MiB."""
-    config = dataclasses.replace(GREY, height=1024, width=1024, channels=3)
+    config = dataclasses.replace(GREY, height=1024, width=1024, channels=3, head="logistic_mixture")
     queue = Queue("it", config, QueueLimits(), Clock())
     first, second = finished(queue, 20), finished(queue, 16)
     assert in_cache(queue, first, second) == [True, True]
