@@ -59,7 +59,8 @@ class ModelConfig:
         feature_map: The feature map of linear attention.
         lsh_chunk: Positions per chunk of LSH attention.
         lsh_combine: How LSH attention combines its rounds (``kernels/attention/lsh.py``).
-        short_conv: ``2x3`` mixes five neighbouring steps before each half of a layer.
+        short_conv: ``2x3`` mixes five neighbouring pixels before each half of a layer, after its
+            norm.
         norm: Whether the norm comes before (``pre``) or after (``post``) each half of a layer.
         start: ``given`` is for checkpoints of the paper's authors, which do not model the first
             value of the image. It is ``first_value`` unless the caller gives another.
@@ -121,6 +122,11 @@ class ModelConfig:
             raise ValueError("start 'given' needs input 'previous' (the paper's checkpoints)")
         if self.start == "given" and self.height * self.width * self.channels == 1:
             raise ValueError("start 'given' leaves nothing to model in images of one value")
+        if self.short_conv != "none" and (self.steps_per_pixel > 1 or self.norm != "pre"):
+            raise ValueError(
+                "short_conv needs one step per pixel and norm 'pre': use order 'pixel' and norm "
+                "'pre', or short_conv 'none'"
+            )
         if self.short_conv != "none" and self.start == "given":
             raise ValueError("short_conv needs start 'learned'")
         if self.short_conv != "none" and self.width < 2:

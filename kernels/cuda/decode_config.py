@@ -66,18 +66,13 @@ class DecodeConfig:
         return self.pixels * self.steps_per_pixel
 
     @property
-    def steps_per_row(self) -> int:
-        """Steps per row of the image."""
-        return self.width * self.steps_per_pixel
-
-    @property
     def ring(self) -> int:
         """Steps that the ring buffer of a short convolution holds; 0 without one.
 
         It is one more than the convolution looks back, so that a step never writes an entry that
         another program may still read.
         """
-        return self.steps_per_row + self.steps_per_pixel + 1 if self.short_conv else 0
+        return self.width + 2 if self.short_conv else 0
 
     def dtype_of(self, product: str) -> torch.dtype:
         """Return the dtype of a product's weights.
@@ -155,7 +150,4 @@ COMPILED: dict[str, DecodeConfig] = {
     "heads of 64": DecodeConfig(**_MNIST | {"heads": 2}),
     "a head of 512": DecodeConfig(**_MNIST | {"heads": 1, "d_model": 512}),
     "not convolved": DecodeConfig(**_MNIST | {"short_conv": False}),
-    "paper's, convolved": DecodeConfig(
-        pixels=1024, width=32, steps_per_pixel=3, layers=16, short_conv=True, **_PAPER
-    ),
 }

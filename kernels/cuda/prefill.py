@@ -114,15 +114,14 @@ class _PrefillBuilder(PlanBuilder):
             name, prefill_convolve_kernel,
             {
                 **self.rows, "p_lengths": self.buffers["lengths"], "p_x": x,
-                "p_statistics": None if self.norm is None else statistics, **self.norm_weights(),
+                "p_statistics": statistics, **self.norm_weights(),
                 "p_weight": self.weights[f"{name}.weight"],
                 "p_ring": self.buffers["ring"][2 * layer + half - 1],
                 "p_y": self.buffers["convolved"],
             },
             {
-                "STEPS_PER_PIXEL": config.steps_per_pixel, "STEPS_PER_ROW": config.steps_per_row,
-                "RING": config.ring, "D": config.d_model, "NORM": self.norm is not None,
-                "EPS": NORM_EPS, "BM": CONV_ROWS, "BN": width, "BN_STATISTICS": BN_RESIDUAL,
+                "WIDTH": config.width, "RING": config.ring, "D": config.d_model, "EPS": NORM_EPS,
+                "BM": CONV_ROWS, "BN": width, "BN_STATISTICS": BN_RESIDUAL,
             },
             rows=CONV_ROWS, columns=triton.cdiv(config.d_model, width), num_warps=CONV_WARPS,
         ))  # fmt: skip

@@ -48,9 +48,8 @@ def prefill_embed_kernel(
 def prefill_convolve_kernel(
     p_slots, p_lengths, p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, p_ring, p_y,
     steps,
-    STEPS_PER_PIXEL: tl.constexpr, STEPS_PER_ROW: tl.constexpr, RING: tl.constexpr,
-    D: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BN_STATISTICS: tl.constexpr,
+    WIDTH: tl.constexpr, RING: tl.constexpr, D: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BN_STATISTICS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Convolve norm(x) of ``BM`` rows, and write the last ``RING`` steps to the slot's buffer.
@@ -68,18 +67,16 @@ def prefill_convolve_kernel(
     m_col = o_col < D
     b_y = tl.zeros([BM, BN], tl.float32)
     for tap in tl.static_range(5):
-        offset = tap_offset(tap, STEPS_PER_ROW, STEPS_PER_PIXEL)
-        m_tap = m_row & (b_step >= offset)
-        m_tap = m_tap & tap_is_inside(tap, b_step, STEPS_PER_ROW, STEPS_PER_PIXEL)
+        offset = tap_offset(tap, WIDTH)
+        m_tap = m_row & (b_step >= offset) & tap_is_inside(tap, b_step, WIDTH)
         o_source = tl.where(m_tap, o_row - offset, o_row)
         m_entry = m_tap[:, None] & m_col[None, :]
         b_x = tl.load(p_x + o_source[:, None] * D + o_col[None, :], mask=m_entry, other=0.0)
-        if NORM:
-            b_x = normalise(
-                b_x, p_statistics, p_norm_weight, p_norm_bias, o_source, o_col, m_col,
-                D, BN_STATISTICS, EPS,
-            )  # fmt: skip
-            b_x = tl.where(m_entry, b_x, 0.0)
+        b_x = normalise(
+            b_x, p_statistics, p_norm_weight, p_norm_bias, o_source, o_col, m_col,
+            D, BN_STATISTICS, EPS,
+        )  # fmt: skip
+        b_x = tl.where(m_entry, b_x, 0.0)
         if tap == 0:
             o_entry = (b_step % RING * D)[:, None] + o_col[None, :]
             m_kept = m_entry & (b_step >= length - RING)[:, None]

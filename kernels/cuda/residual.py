@@ -50,7 +50,7 @@ class _Residual(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, added: Tensor | None, bias: Tensor | None, norm_weight: Tensor,
-        norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
+        norm_bias: Tensor, conv_weight: Tensor | None, columns: int, eps: float,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         B, T, D = x.shape
@@ -68,11 +68,11 @@ class _Residual(torch.autograd.Function):
             tiles = triton.cdiv(T, sizes["BT"])
             norm_conv_kernel[(B * tiles,)](
                 summed, mean, rstd, norm_weight, norm_bias, conv_weight, out,
-                T, tiles, columns, stride, **sizes, CONVOLVED=conv_weight is not None,
+                T, tiles, columns, **sizes, CONVOLVED=conv_weight is not None,
                 num_warps=_warps(D, *_NORM_CONV),
             )  # fmt: skip
         ctx.added_dtype, ctx.has_bias = None if added is None else added.dtype, bias is not None
-        ctx.dtype, ctx.columns, ctx.stride = dtype, columns, stride
+        ctx.dtype, ctx.columns = dtype, columns
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(summed, mean, rstd, norm_weight, norm_bias, conv_weight)
         return total, out
@@ -99,7 +99,7 @@ class _Residual(torch.autograd.Function):
             residual_backward_kernel[(programs,)](
                 total, mean, rstd, norm_weight, norm_bias, conv_weight, grad_out, grad_total, grad,
                 grad_added, partial_grads, T, tiles, B * tiles, tiles_per_program,
-                ctx.columns, ctx.stride, **sizes, CONVOLVED=conv_weight is not None,
+                ctx.columns, **sizes, CONVOLVED=conv_weight is not None,
                 num_warps=_warps(D, *_BACKWARD),
             )  # fmt: skip
         grad_weights = partial_grads.sum(0)
@@ -108,13 +108,13 @@ class _Residual(torch.autograd.Function):
             grad_added = grad
         return (
             grad, grad_added, grad_bias if ctx.has_bias else None, grad_norm_weight, grad_norm_bias,
-            None if conv_weight is None else grad_weights[3:], None, None, None, None,
+            None if conv_weight is None else grad_weights[3:], None, None, None,
         )  # fmt: skip
 
 
 def triton_residual(
     x: Tensor, added: Tensor | None, bias: Tensor | None, norm: tuple[Tensor, Tensor],
-    conv_weight: Tensor | None, columns: int, stride: int, eps: float, dtype: torch.dtype,
+    conv_weight: Tensor | None, columns: int, eps: float, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute ``residual`` with Triton kernels; gradients flow to all tensors.
 
@@ -124,15 +124,14 @@ def triton_residual(
         bias: Bias ``[D]`` of ``added``, or None.
         norm: Weight and bias of the layer norm, ``[D]`` in float32.
         conv_weight: Taps of the short convolution, ``[5, D]`` in float32, or None without one.
-        columns: Steps per row of the image.
-        stride: Steps per pixel.
+        columns: Pixels per row of the image.
         eps: Added to the variance.
         dtype: Dtype of the output.
 
     Returns:
         The sum (``x`` if nothing is added) and the normalised, convolved output.
     """
-    total, out = _Residual.apply(x, added, bias, *norm, conv_weight, columns, stride, eps, dtype)
+    total, out = _Residual.apply(x, added, bias, *norm, conv_weight, columns, eps, dtype)
     return x if added is None else total, out
 
 
@@ -170,7 +169,7 @@ def variants() -> list[KernelVariant]:
 
 
 def _type(argument: str, dtype: str) -> str:
-    if argument in ("T", "tiles", "all_tiles", "tiles_per_program", "columns", "stride"):
+    if argument in ("T", "tiles", "all_tiles", "tiles_per_program", "columns"):
         return "i32"
     if argument == "rows":
         return "i32:16"

@@ -38,12 +38,12 @@ def add_kernel(
 
 @triton.jit
 def read_tap(
-    total, mean, rstd, b_g, b_b, conv, first, t, m_t, o_d, m_d, columns, stride,
+    total, mean, rstd, b_g, b_b, conv, first, t, m_t, o_d, m_d, columns,
     TAP: tl.constexpr, D: tl.constexpr, CONVOLVED: tl.constexpr,
 ):  # fmt: skip
     """Return what a tap adds at positions ``t`` of the image whose first row is ``first``."""
-    source = t - tap_offset(TAP, columns, stride)
-    m_t = m_t & (source >= 0) & tap_is_inside(TAP, t, columns, stride)
+    source = t - tap_offset(TAP, columns)
+    m_t = m_t & (source >= 0) & tap_is_inside(TAP, t, columns)
     m = m_t[:, None] & m_d[None, :]
     row = first + source
     b = tl.load(total + row[:, None] * D + o_d[None, :], mask=m, other=0.0)
@@ -54,9 +54,9 @@ def read_tap(
     return tl.where(m, b, 0.0)
 
 
-@triton.jit(do_not_specialize=["T", "tiles", "columns", "stride"])
+@triton.jit(do_not_specialize=["T", "tiles", "columns"])
 def norm_conv_kernel(
-    total, mean, rstd, norm_weight, norm_bias, conv, out, T, tiles, columns, stride,
+    total, mean, rstd, norm_weight, norm_bias, conv, out, T, tiles, columns,
     D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, CONVOLVED: tl.constexpr,
 ):  # fmt: skip
     """Normalise and convolve one tile of positions of an image."""
@@ -68,7 +68,7 @@ def norm_conv_kernel(
     b = tl.zeros([BT, BD], tl.float32)
     for TAP in tl.static_range(5 if CONVOLVED else 1):
         b += read_tap(
-            total, mean, rstd, b_g, b_b, conv, first, t, m_t, o_d, m_d, columns, stride,
+            total, mean, rstd, b_g, b_b, conv, first, t, m_t, o_d, m_d, columns,
             TAP, D, CONVOLVED,
         )  # fmt: skip
     at = (first + t)[:, None] * D + o_d[None, :]
@@ -77,15 +77,15 @@ def norm_conv_kernel(
 
 @triton.jit
 def add_tap_gradients(
-    b_g, b_s, b_n, grad_out, conv, first, t, m_t, o_d, m_d, T, columns, stride,
+    b_g, b_s, b_n, grad_out, conv, first, t, m_t, o_d, m_d, T, columns,
     TAP: tl.constexpr, D: tl.constexpr, CONVOLVED: tl.constexpr,
 ):  # fmt: skip
     """Add a tap's part of the gradients of positions ``t`` and of its own weight.
 
     The tap's output is ``tap_offset`` steps later; ``b_n`` is the normalised input.
     """
-    target = t + tap_offset(TAP, columns, stride)
-    m_t = m_t & (target < T) & tap_is_inside(TAP, target, columns, stride)
+    target = t + tap_offset(TAP, columns)
+    m_t = m_t & (target < T) & tap_is_inside(TAP, target, columns)
     at = (first + target)[:, None] * D + o_d[None, :]
     g = tl.load(grad_out + at, mask=m_t[:, None] & m_d[None, :], other=0.0).to(tl.float32)
     b_s += g * b_n
@@ -94,10 +94,10 @@ def add_tap_gradients(
     return b_g + g, b_s
 
 
-@triton.jit(do_not_specialize=["T", "tiles", "all_tiles", "tiles_per_program", "columns", "stride"])
+@triton.jit(do_not_specialize=["T", "tiles", "all_tiles", "tiles_per_program", "columns"])
 def residual_backward_kernel(
     total, mean, rstd, norm_weight, norm_bias, conv, grad_out, grad_total, grad_x, grad_added,
-    partial_grads, T, tiles, all_tiles, tiles_per_program, columns, stride,
+    partial_grads, T, tiles, all_tiles, tiles_per_program, columns,
     D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, CONVOLVED: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the sum and this program's part of the weights' gradients.
@@ -127,24 +127,24 @@ def residual_backward_kernel(
         b_x = tl.where(m, (b_x - b_mean[:, None]) * b_rstd[:, None], 0.0)
         b_n = tl.where(m, b_x * b_g[None, :] + b_b[None, :], 0.0)
         g, s_0 = add_tap_gradients(
-            none, s_0, b_n, grad_out, conv, first, t, m_t, o_d, m_d, T, columns, stride,
+            none, s_0, b_n, grad_out, conv, first, t, m_t, o_d, m_d, T, columns,
             0, D, CONVOLVED,
         )  # fmt: skip
         if CONVOLVED:
             g, s_1 = add_tap_gradients(
-                g, s_1, b_n, grad_out, conv, first, t, m_t, o_d, m_d, T, columns, stride,
+                g, s_1, b_n, grad_out, conv, first, t, m_t, o_d, m_d, T, columns,
                 1, D, True,
             )  # fmt: skip
             g, s_2 = add_tap_gradients(
-                g, s_2, b_n, grad_out, conv, first, t, m_t, o_d, m_d, T, columns, stride,
+                g, s_2, b_n, grad_out, conv, first, t, m_t, o_d, m_d, T, columns,
                 2, D, True,
             )  # fmt: skip
             g, s_3 = add_tap_gradients(
-                g, s_3, b_n, grad_out, conv, first, t, m_t, o_d, m_d, T, columns, stride,
+                g, s_3, b_n, grad_out, conv, first, t, m_t, o_d, m_d, T, columns,
                 3, D, True,
             )  # fmt: skip
             g, s_4 = add_tap_gradients(
-                g, s_4, b_n, grad_out, conv, first, t, m_t, o_d, m_d, T, columns, stride,
+                g, s_4, b_n, grad_out, conv, first, t, m_t, o_d, m_d, T, columns,
                 4, D, True,
             )  # fmt: skip
         s_g += g * b_x

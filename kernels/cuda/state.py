@@ -90,7 +90,7 @@ def embed_kernel(
 @triton.jit
 def convolve(
     b_now, p_weight, p_row_ring, b_step, m_active, o_col, m_col,
-    STEPS_PER_ROW: tl.constexpr, STEPS_PER_PIXEL: tl.constexpr, RING: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr, RING: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Convolve rows ``[rows, columns]`` at their steps with their ring buffers.
 
@@ -98,9 +98,8 @@ def convolve(
     """
     b_y = tl.load(p_weight + o_col, mask=m_col, other=0.0)[None, :] * b_now
     for tap in tl.static_range(1, 5):
-        offset = tap_offset(tap, STEPS_PER_ROW, STEPS_PER_PIXEL)
-        m_tap = m_active & (b_step >= offset)
-        m_tap = m_tap & tap_is_inside(tap, b_step, STEPS_PER_ROW, STEPS_PER_PIXEL)
+        offset = tap_offset(tap, WIDTH)
+        m_tap = m_active & (b_step >= offset) & tap_is_inside(tap, b_step, WIDTH)
         o_entry = ((b_step + RING - offset) % RING * D)[:, None] + o_col[None, :]
         b_entry = tl.load(p_row_ring + o_entry, mask=m_tap[:, None] & m_col[None, :], other=0.0)
         b_y += tl.load(p_weight + tap * D + o_col, mask=m_col, other=0.0)[None, :] * b_entry
@@ -111,9 +110,8 @@ def convolve(
 def convolve_kernel(
     p_slots, p_positions, p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, p_ring, p_y,
     subpixel,
-    T: tl.constexpr, STEPS_PER_PIXEL: tl.constexpr, STEPS_PER_ROW: tl.constexpr,
-    RING: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, BN: tl.constexpr,
-    BN_STATISTICS: tl.constexpr,
+    T: tl.constexpr, STEPS_PER_PIXEL: tl.constexpr, WIDTH: tl.constexpr, RING: tl.constexpr,
+    D: tl.constexpr, EPS: tl.constexpr, BN: tl.constexpr, BN_STATISTICS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Convolve norm(x) with earlier steps: the left pixel and three in the row above."""
@@ -127,15 +125,13 @@ def convolve_kernel(
     o_col = tl.program_id(1) * BN + tl.arange(0, BN)
     m_col = o_col < D
     b_x = tl.load(p_x + o_row[:, None] * D + o_col[None, :], mask=m_col[None, :], other=0.0)
-    if NORM:
-        b_x = normalise(
-            b_x, p_statistics, p_norm_weight, p_norm_bias, o_row, o_col, m_col,
-            D, BN_STATISTICS, EPS,
-        )  # fmt: skip
+    b_x = normalise(
+        b_x, p_statistics, p_norm_weight, p_norm_bias, o_row, o_col, m_col, D, BN_STATISTICS, EPS
+    )
     p_row_ring = p_ring + slot * (RING * D) + tl.arange(0, 1)[:, None]
     b_y = convolve(
         b_x, p_weight, p_row_ring, step + tl.arange(0, 1), o_row >= 0, o_col, m_col,
-        STEPS_PER_ROW, STEPS_PER_PIXEL, RING, D,
+        WIDTH, RING, D,
     )  # fmt: skip
     tl.store(p_row_ring + (step % RING * D + o_col)[None, :], b_x, mask=m_col[None, :])
     tl.store(p_y + o_row[:, None] * D + o_col[None, :], b_y, mask=m_col[None, :])

@@ -304,18 +304,17 @@ private:
     void convolve_rows(const Table& weights, const Row* rows, int count, float* rings,
                        const Worker& worker, const InputFormat& format) const {
         WorkerBuffers& buffers = worker.buffers;
-        const float* const own = config_.pre_norm ? buffers.normalised.get() : buffers.x.get();
-        const int stride = steps_per_pixel(config_);
-        const int columns = config_.width * stride, wide = sizes_.wide;
-        const int distances[TAPS] = {0, stride, columns + stride, columns, columns - stride};
+        const float* const own = buffers.normalised.get();
+        const int columns = config_.width, wide = sizes_.wide;
+        const int distances[TAPS] = {0, 1, columns + 1, columns, columns - 1};
         for (int r = 0; r < count; ++r) {
             const int step = rows[r].step, column = step % columns;
             float* const ring = rings + static_cast<size_t>(rows[r].slot) * sizes_.slot_state;
             const float* taps[TAPS];
             for (int tap = 0; tap < TAPS; ++tap) {
                 const int distance = distances[tap], before = r - distance;
-                const bool outside = step < distance || ((tap == 1 || tap == 2) && column < stride) ||
-                                     (tap == 4 && column >= columns - stride);
+                const bool outside = step < distance || ((tap == 1 || tap == 2) && column == 0) ||
+                                     (tap == 4 && column == columns - 1);
                 if (outside) taps[tap] = nullptr;
                 else if (before >= 0 && rows[before].slot == rows[r].slot)
                     taps[tap] = own + before * wide;

@@ -26,7 +26,7 @@ struct Sizes {
           units((c.n_heads * head_padded + unit - 1) / unit),
           hidden(round_up(c.d_ff, PANEL)), parameters(round_up(c.head_outputs, PANEL)),
           head_state(static_cast<size_t>(head + 1) * static_cast<size_t>(head_padded)),
-          ring(c.short_conv ? (c.width + 1) * steps_per_pixel(c) + MAX_ROWS : 0),
+          ring(c.short_conv ? c.width + 1 + MAX_ROWS : 0),
           rings(head_state * static_cast<size_t>(c.n_heads * c.n_layers)),
           slot_state(rings + size_t{2} * c.n_layers * ring * wide) {
         // Padded as for vectors of 16 lanes on every CPU, because drawn bytes depend on these limits.

@@ -116,7 +116,7 @@ class Block(Layer):
         affine, eps = (norm.weight, norm.bias), norm.eps
         if conv is None:
             return residual(x, added, affine, eps=eps)
-        return residual(x, added, affine, conv.weight, conv.columns, conv.stride, eps)
+        return residual(x, added, affine, conv.weight, conv.columns, eps)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         state: State = {}

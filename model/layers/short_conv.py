@@ -13,16 +13,14 @@ from scanline.model.layers.base import Layer, State
 class ShortConv(Layer):
     """Depthwise convolution with five weights per feature, initialised to the identity.
 
-    If a pixel takes several steps, the neighbours are those of the same channel. Its state is
-    ``ring: [N, (W + 1) × steps per pixel, D]``, a ring buffer of the last inputs. Step s is at
-    index s modulo the length, and the oldest entry is the neighbour above left.
+    Its state is ``ring: [N, W + 1, D]``, a ring buffer of the last inputs. Step s is at index
+    s modulo the length, and the oldest entry is the neighbour above left.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.stride = config.steps_per_pixel
-        self.columns = config.width * self.stride
-        self.length = self.columns + self.stride
+        self.columns = config.width
+        self.length = self.columns + 1
         weight = torch.zeros(TAPS, config.d_model)
         weight[0] = 1
         self.weight = nn.Parameter(weight)
@@ -31,7 +29,7 @@ class ShortConv(Layer):
         return {"ring": self.zeros(rows, self.length, self.weight.shape[1])}
 
     def forward(self, x: Tensor) -> Tensor:
-        return convolve_steps(x, self.weight, self.columns, self.stride)
+        return convolve_steps(x, self.weight, self.columns)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         last = lengths.unsqueeze(1) - 1
@@ -43,18 +41,18 @@ class ShortConv(Layer):
         return self(x), state
 
     def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:
-        s, ring = self.stride, state["ring"]
+        ring = state["ring"]
         rows = torch.arange(len(x), device=x.device)
         column = (steps % self.columns).unsqueeze(1)
 
         def previous(distance: int) -> Tensor:
             return ring[rows, (steps - distance) % self.length]  # zeros before the first step
 
-        above_right = previous(self.columns - s)
+        above_right = previous(self.columns - 1)
         y = self.weight[0] * x
-        y = y + self.weight[1] * previous(s).masked_fill(column < s, 0)
-        y = y + self.weight[2] * previous(self.columns + s).masked_fill(column < s, 0)
+        y = y + self.weight[1] * previous(1).masked_fill(column == 0, 0)
+        y = y + self.weight[2] * previous(self.columns + 1).masked_fill(column == 0, 0)
         y = y + self.weight[3] * previous(self.columns)
-        y = y + self.weight[4] * above_right.masked_fill(column >= self.columns - s, 0)
+        y = y + self.weight[4] * above_right.masked_fill(column == self.columns - 1, 0)
         ring[rows, steps % self.length] = x.to(ring.dtype)
         return y.to(x.dtype)

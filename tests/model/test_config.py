@@ -71,6 +71,11 @@ def test_config_is_frozen_and_hashable() -> None:
         ({"channels": 3}, "'categorical' decides one value per step: use head 'logistic_mixture'"),
         ({"start": "given"}, "start 'given' needs input 'previous'"),
         (
+            {"short_conv": "2x3", "channels": 3, "order": "subpixel"},
+            "short_conv needs one step per pixel and norm 'pre': use order 'pixel'",
+        ),
+        ({"short_conv": "2x3", "norm": "post"}, "short_conv needs one step per pixel and norm"),
+        (
             {"start": "given", "input": "previous", "height": 1, "width": 1},
             "leaves nothing to model in images of one value",
         ),

@@ -63,10 +63,6 @@ ODD = {
     "convolved, small d_ff": tiny_config(
         height=3, width=2, n_layers=2, short_conv="2x3", d_model=48, n_heads=3, d_ff=20
     ),
-    "convolved subpixels": tiny_config(
-        height=2, width=2, channels=3, order="subpixel", n_layers=1, n_heads=1, norm="post",
-        short_conv="2x3",
-    ),
 }  # fmt: skip
 SMALL = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_conv="2x3")
 RGB = tiny_config(

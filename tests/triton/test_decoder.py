@@ -149,8 +149,7 @@ def test_other_slots_are_neither_read_nor_written(config: ModelConfig) -> None:
     "name",
     [
         pytest.param("wide", marks=pytest.mark.broad),
-        pytest.param("convolved, small d_ff", marks=pytest.mark.broad),
-        "convolved subpixels",
+        "convolved, small d_ff",
     ],
 )
 def test_no_writes_behind_buffers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tests.triton.targets import Target, leaves
 COLUMNS = 9
 
 
-def compare(target: Target, tensors: list[Tensor], convolved: bool, stride: int = 3) -> None:
+def compare(target: Target, tensors: list[Tensor], convolved: bool) -> None:
     """Compare the sum, the output and all gradients with the definition."""
     results = []
     for exact in (True, False):
@@ -25,13 +25,9 @@ def compare(target: Target, tensors: list[Tensor], convolved: bool, stride: int 
         x, added, bias, weight, shift, *conv = inputs
         norm, taps = (weight, shift), conv[0] if convolved else None
         if exact:
-            total, y = naive_residual(
-                x, LinearOutput(added, bias), norm, taps, COLUMNS, stride, 1e-5
-            )
+            total, y = naive_residual(x, LinearOutput(added, bias), norm, taps, COLUMNS, 1e-5)
         else:
-            total, y = triton_residual(
-                x, added, bias, norm, taps, COLUMNS, stride, 1e-5, target.dtype
-            )
+            total, y = triton_residual(x, added, bias, norm, taps, COLUMNS, 1e-5, target.dtype)
             assert y.dtype == target.dtype
         generator = torch.Generator().manual_seed(1)
         loss = total.new_zeros((), dtype=torch.float64)
@@ -66,7 +62,7 @@ def test_equals_definition_with_gradients(target: Target, steps: int, convolved:
 @pytest.mark.parametrize("D", [4, 20, 72, 700])
 def test_any_width(target: Target, D: int) -> None:
     """Widths that change the positions per tile, or are no power of two."""
-    compare(target, random_tensors(target, 20, D), convolved=True, stride=1)
+    compare(target, random_tensors(target, 20, D), convolved=True)
 
 
 def test_several_tiles_per_program(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +75,9 @@ def test_several_tiles_per_program(target: Target, monkeypatch: pytest.MonkeyPat
 def test_gradients_through_a_single_output(target: Target, through: int) -> None:
     x, added, _, weight, shift, taps = leaves(random_tensors(target, 12, 16))
     exact = leaves([x, added], torch.float64)
-    ours = triton_residual(x, added, None, (weight, shift), taps, COLUMNS, 1, 1e-5, target.dtype)
+    ours = triton_residual(x, added, None, (weight, shift), taps, COLUMNS, 1e-5, target.dtype)
     norm = (weight.double(), shift.double())
-    theirs = naive_residual(exact[0], LinearOutput(exact[1]), norm, taps.double(), COLUMNS, 1, 1e-5)
+    theirs = naive_residual(exact[0], LinearOutput(exact[1]), norm, taps.double(), COLUMNS, 1e-5)
     mine = torch.autograd.grad(ours[through].double().square().sum(), (x, added))
     other = torch.autograd.grad(theirs[through].square().sum(), exact)
     for one, expected in zip(mine, other, strict=True):
@@ -91,10 +87,10 @@ def test_gradients_through_a_single_output(target: Target, through: int) -> None
 def test_first_layer_has_nothing_to_add(target: Target) -> None:
     tensors = random_tensors(target, 12, 16)
     x, weight, shift, taps = leaves([tensors[0], *tensors[3:]])
-    total, y = triton_residual(x, None, None, (weight, shift), taps, COLUMNS, 3, 1e-5, x.dtype)
+    total, y = triton_residual(x, None, None, (weight, shift), taps, COLUMNS, 1e-5, x.dtype)
     assert total is x
     exact = leaves([x, weight, shift, taps], torch.float64)
-    _, expected = naive_residual(exact[0], None, (exact[1], exact[2]), exact[3], COLUMNS, 3, 1e-5)
+    _, expected = naive_residual(exact[0], None, (exact[1], exact[2]), exact[3], COLUMNS, 1e-5)
     mine = torch.autograd.grad(y.double().square().sum(), (x, weight, shift, taps))
     theirs = torch.autograd.grad(expected.square().sum(), exact)
     for one, other in zip((y, *mine), (expected, *theirs), strict=True):
@@ -103,7 +99,7 @@ def test_first_layer_has_nothing_to_add(target: Target) -> None:
 
 def test_empty_batch(target: Target) -> None:
     x, added, _, weight, shift, taps = leaves(random_tensors(target, 5, 16, images=0))
-    total, y = triton_residual(x, added, None, (weight, shift), taps, COLUMNS, 1, 1e-5, x.dtype)
+    total, y = triton_residual(x, added, None, (weight, shift), taps, COLUMNS, 1e-5, x.dtype)
     gradients = torch.autograd.grad(total.sum() + y.sum(), (x, weight, taps))
     assert [[*one.shape] for one in gradients] == [[0, 5, 16], [16], [5, 16]]
     assert not gradients[2].any()
@@ -119,7 +115,7 @@ class TestDispatch:
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
             ours = residual(x, LinearOutput(added, bias), (norm[0], norm[1]), taps, COLUMNS)
         theirs = triton_residual(
-            x, added, bias, (norm[0], norm[1]), taps, COLUMNS, 1, 1e-5, dtype
+            x, added, bias, (norm[0], norm[1]), taps, COLUMNS, 1e-5, dtype
         )  # fmt: skip
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 

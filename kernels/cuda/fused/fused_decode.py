@@ -126,7 +126,7 @@ def defines(config: DecodeConfig, launch: LaunchConfig) -> dict[str, int | float
         "PIXELS": config.pixels, "STEPS_PER_PIXEL": config.steps_per_pixel,
         "FIRST_STEP": config.first_step, "CHANNELS": config.channels, "CONTEXT": config.context,
         "EMBEDDING_SIZE": config.embedding_size, "CLASSES": config.classes,
-        "STEPS_PER_ROW": config.steps_per_row, "RING": config.ring,
+        "IMAGE_WIDTH": config.width, "RING": config.ring,
         "WRITE_INTERVAL": config.write_interval, "DRAWS": config.draws,
         "CATEGORICAL": config.categorical, "FIRST_VALUE": config.first_value,
         "MIN_LOG_PROB": MIN_LOG_PROB, "MIN_LOG_SCALE": MIN_LOG_SCALE,

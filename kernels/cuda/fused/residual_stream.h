@@ -140,12 +140,10 @@ struct ResidualStream {
             float sum = weight[d] * v[i];
 #pragma unroll
             for (int tap = 1; tap < 5; tap++) {
-                const int offset = tap == 1 ? STEPS_PER_PIXEL
-                    : tap == 2 ? STEPS_PER_ROW + STEPS_PER_PIXEL
-                    : tap == 3 ? STEPS_PER_ROW : STEPS_PER_ROW - STEPS_PER_PIXEL;
+                const int offset = tap == 1 ? 1
+                    : tap == 2 ? IMAGE_WIDTH + 1 : tap == 3 ? IMAGE_WIDTH : IMAGE_WIDTH - 1;
                 const bool inside = tap == 3 ? true
-                    : tap == 4 ? t % STEPS_PER_ROW < STEPS_PER_ROW - STEPS_PER_PIXEL
-                    : t % STEPS_PER_ROW >= STEPS_PER_PIXEL;
+                    : tap == 4 ? t % IMAGE_WIDTH < IMAGE_WIDTH - 1 : t % IMAGE_WIDTH > 0;
                 if (t >= offset && inside) {
                     sum = fma_rn(
                         weight[tap * D + d], ring_row[(t + RING - offset) % RING * D + d], sum

@@ -13,7 +13,7 @@ namespace scanline {
 
 // Without a convolution `convolved` is 0 and `columns` is the number of positions per block.
 struct ResidualSizes {
-    int64_t images, positions, features, columns, stride, convolved;
+    int64_t images, positions, features, columns, convolved;
     float epsilon;
 };
 
@@ -68,7 +68,7 @@ public:
             }
             const ImageRow<float> here{current, count};
             if (sizes_.convolved && r >= first)
-                convolve_row<1>(here, above, D_, sizes_.stride, conv_weight, y + start);
+                convolve_row<1>(here, above, D_, conv_weight, y + start);
             above = here;
         }
     }
@@ -89,7 +89,7 @@ public:
             float* const current = rows + r % 2 * row_;  // normalised; the other half: the row above
             if (sizes_.convolved) {
                 const ImageRow<T> grad_below{grad_y + start + count * D_, below};
-                convolve_row<-1>(grad_here, grad_below, D_, sizes_.stride, conv_weight, grad_rows);
+                convolve_row<-1>(grad_here, grad_below, D_, conv_weight, grad_rows);
             }
             for (int64_t c = 0; c < count; ++c) {
                 const int64_t index = start + c * D_;
@@ -112,8 +112,7 @@ public:
             }
             const ImageRow<float> here{current, count};
             if (sizes_.convolved)
-                add_weight_gradient(grad_here, here, above, D_, sizes_.stride,
-                                    parameter_grads + CONV_WEIGHT * D_);
+                add_weight_gradient(grad_here, here, above, D_, parameter_grads + CONV_WEIGHT * D_);
             above = here;
         }
     }

@@ -21,7 +21,7 @@ class _Sizes(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ["images", "positions", "features"]],
-        *[(name, ctypes.c_int64) for name in ["columns", "stride", "convolved"]],
+        *[(name, ctypes.c_int64) for name in ["columns", "convolved"]],
         ("epsilon", ctypes.c_float),
     ]
 
@@ -30,30 +30,28 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def _sizes(x: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float) -> Any:
+def _sizes(x: Tensor, conv_weight: Tensor | None, columns: int, eps: float) -> Any:
     convolved = conv_weight is not None
-    return ctypes.byref(
-        _Sizes(*x.shape, columns if convolved else _POSITIONS, stride, convolved, eps)
-    )
+    return ctypes.byref(_Sizes(*x.shape, columns if convolved else _POSITIONS, convolved, eps))
 
 
 class _Residual(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, added: Tensor | None, bias: Tensor | None, norm_weight: Tensor,
-        norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
+        norm_bias: Tensor, conv_weight: Tensor | None, columns: int, eps: float,
         bf16: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         dtype = torch.bfloat16 if bf16 else torch.float32
         ctx.added, ctx.dtype = None if added is None else added.dtype, dtype
-        ctx.sizes = columns, stride, eps
+        ctx.sizes = columns, eps
         x, added = x.contiguous(), None if added is None else added.to(dtype).contiguous()
         bias, conv_weight = _contiguous(bias), _contiguous(conv_weight)
         norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.contiguous()
         total = x.new_empty(0) if added is None else torch.empty_like(x)
         y = torch.empty_like(x, dtype=dtype)
         require_library().run(
-            "residual_forward", _sizes(x, conv_weight, columns, stride, eps), bf16,
+            "residual_forward", _sizes(x, conv_weight, columns, eps), bf16,
             x, added, bias, norm_weight, norm_bias, conv_weight, total, y,
         )  # fmt: skip
         ctx.set_materialize_grads(False)
@@ -82,14 +80,13 @@ class _Residual(torch.autograd.Function):
             grad_added = (grad if grad_added is None else grad_added).to(ctx.added)
         return (
             grad, grad_added, grad_bias if added else None, grad_norm_weight, grad_norm_bias,
-            grad_conv, None, None, None, None,
+            grad_conv, None, None, None,
         )  # fmt: skip
 
 
 def residual(
     x: Tensor, added: Tensor | None, bias: Tensor | None, norm_weight: Tensor,
-    norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
-    bf16: bool,
+    norm_bias: Tensor, conv_weight: Tensor | None, columns: int, eps: float, bf16: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Add to the residual stream, normalise the sum and convolve the result.
 
@@ -100,8 +97,7 @@ def residual(
         norm_weight: Weight ``[D]`` of the layer norm.
         norm_bias: Bias ``[D]`` of the layer norm.
         conv_weight: Weight ``[5, D]`` of the convolution; or None.
-        columns: Number of steps per image row.
-        stride: Number of steps per pixel.
+        columns: Pixels per image row.
         eps: ε of the layer norm.
         bf16: Return the second result in bfloat16, otherwise in float32.
 
@@ -109,7 +105,7 @@ def residual(
         The sum, which is empty if nothing was added, and the convolved norm.
     """
     total, y = _Residual.apply(
-        x, added, bias, norm_weight, norm_bias, conv_weight, columns, stride, eps, bf16
+        x, added, bias, norm_weight, norm_bias, conv_weight, columns, eps, bf16
     )
     return total, y
 

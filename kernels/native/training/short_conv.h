@@ -28,11 +28,11 @@ struct ImageRow {
 // -1 `row` is the row below and all offsets are mirrored, which gives the gradient of the inputs.
 template <int DIRECTION, typename From, typename To>
 inline void convolve_row(const ImageRow<From>& here, const ImageRow<From>& row, int64_t D,
-                         int64_t stride, const float* weight, To* y) {
-    const int64_t s = DIRECTION * stride;
+                         const float* weight, To* y) {
     for (int64_t c = 0; c < here.count; ++c) {
-        const From* const taps[TAPS] = {here.at(c, D), here.at(c - s, D), row.at(c - s, D),
-                                        row.at(c, D), row.at(c + s, D)};
+        const From* const taps[TAPS] = {here.at(c, D), here.at(c - DIRECTION, D),
+                                        row.at(c - DIRECTION, D), row.at(c, D),
+                                        row.at(c + DIRECTION, D)};
         To* const out = y + c * D;
         const bool all = taps[1] && taps[2] && taps[3] && taps[4];  // not at an edge of the image
         for (int64_t d = 0; d < D; d += LANES) {
@@ -48,9 +48,8 @@ inline void convolve_row(const ImageRow<From>& here, const ImageRow<From>& row, 
 // grad_weight[i] += Σ_c grad[c] tap_i[c]: `grad_weight: [5, D]`.
 template <typename T>
 inline void add_weight_gradient(const ImageRow<T>& grad, const ImageRow<float>& here,
-                                const ImageRow<float>& above, int64_t D, int64_t stride,
-                                float* grad_weight) {
-    const int64_t shifts[TAPS] = {0, -stride, -stride, 0, stride};
+                                const ImageRow<float>& above, int64_t D, float* grad_weight) {
+    constexpr int64_t shifts[TAPS] = {0, -1, -1, 0, 1};
     for (int i = 0; i < TAPS; ++i) {
         const ImageRow<float>& row = i < 2 ? here : above;
         const int64_t first = std::max(int64_t{0}, -shifts[i]);

@@ -247,7 +247,7 @@ for threads, dtype in itertools.product((1, 3), (torch.float32, torch.bfloat16))
         D, taps = 3 * L, wants(5, 3 * L) if convolved else None
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             added = LinearOutput(wants(2, positions, D), torch.randn(D))
-            x, y = residual(wants(2, positions, D), added, (wants(D), wants(D)), taps, 9, 3)
+            x, y = residual(wants(2, positions, D), added, (wants(D), wants(D)), taps, 9)
             z = linear_gelu(y, wants(2 * L, D), wants(2 * L))
         (x.sum() + z.float().sum()).backward()
     embedding_sum(wants(5, L), torch.randint(0, 5, (7, 3))).sum().backward()

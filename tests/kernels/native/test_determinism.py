@@ -113,8 +113,8 @@ def test_measuring_the_team_size_leaves_no_trace() -> None:
 # Every kind in each CPU's default precision, and two kinds in each of the other precisions.
 IN_PRECISION: list[tuple[str, Precision]] = [
     *((kind, "bf16") for kind in KINDS), *((kind, "int16") for kind in KINDS),
-    ("rgb", "float32"), ("paper", "float32"), ("grey", "int8"), ("conv", "int8"),
-    ("grey", "int10"), ("conv", "int10"),
+    ("rgb", "float32"), ("paper", "float32"), ("grey", "int8"), ("rgb", "int8"),
+    ("grey", "int10"), ("rgb", "int10"),
 ]  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def test_bytes_do_not_depend_on_threads_and_batch(
                 assert tuple(part.tobytes() for part in one) == expected[running.pop(slot)]
 
 
-@pytest.mark.parametrize("kind", ["grey", "rgb", "conv"])
+@pytest.mark.parametrize("kind", ["grey", "rgb", "subpixel"])
 @pytest.mark.parametrize("guided", [False, True])
 def test_bytes_do_not_depend_on_threads_with_many_images(kind: str, guided: bool, isa: str) -> None:
     """Parts are taken by any thread; even nine threads draw several images each."""

@@ -51,10 +51,10 @@ PAPER = tiny_config(
     input="previous", order="subpixel", channels=3, head="logistic_mixture", norm="post",
     activation="relu", positions="sinusoidal",
 )  # fmt: skip
-CONV = tiny_config(
-    channels=3, order="subpixel", norm="post", classes=("cat", "dog"), short_conv="2x3"
+SUBPIXEL = tiny_config(
+    channels=3, order="subpixel", norm="post", positions="sinusoidal", classes=("cat", "dog")
 )
-KINDS = {"grey": GREY, "rgb": RGB, "paper": PAPER, "conv": CONV}
+KINDS = {"grey": GREY, "rgb": RGB, "paper": PAPER, "subpixel": SUBPIXEL}
 every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
 # Including layers that a backend may not support.
 LAYERS = KINDS | {

@@ -19,7 +19,7 @@ from tests.conftest import assert_close, random_canvas, random_network, tiny_con
 CONFIGS = {
     "grey": tiny_config(attention="softmax", classes=("cat", "dog")),
     "rgb": tiny_config(
-        attention="softmax", channels=3, head="logistic_mixture", short_conv="2x3", norm="post"
+        attention="softmax", channels=3, head="logistic_mixture", short_conv="2x3"
     ),
     "subpixel": tiny_config(attention="softmax", channels=3, order="subpixel"),
     "given": tiny_config(
