@@ -118,6 +118,11 @@ class ModelConfig:
                 "head 'categorical' decides one value per step: use head 'logistic_mixture' to "
                 "draw a whole RGB pixel per step, or order 'subpixel'"
             )
+        if self.positions == "learned" and self.steps_per_pixel > 1:
+            raise ValueError(
+                "learned positions need one step per pixel: use positions 'sinusoidal', or order "
+                "'pixel'"
+            )
         if self.start == "given" and self.input != "previous":
             raise ValueError("start 'given' needs input 'previous' (the paper's checkpoints)")
         if self.start == "given" and self.height * self.width * self.channels == 1:

@@ -128,22 +128,15 @@ class NeighbourhoodInput(nn.Module):
 
 
 class Positions(nn.Module):
-    """Learned position embeddings: row plus column, plus channel if a step decides one value."""
+    """Learned position embeddings, row plus column, for networks with one step per pixel."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.width, self.steps_per_pixel = config.width, config.steps_per_pixel
+        self.width = config.width
         self.row = nn.Parameter(torch.randn(config.height, config.d_model) * 0.02)
         self.column = nn.Parameter(torch.randn(config.width, config.d_model) * 0.02)
-        self.channel: nn.Parameter | None = None
-        if self.steps_per_pixel > 1:
-            self.channel = nn.Parameter(torch.randn(self.steps_per_pixel, config.d_model) * 0.02)
 
     def forward(self, steps: Tensor) -> Tensor:
         """Embed steps: ``[B, S]`` → ``[B, S, D]``."""
-        pixels = steps // self.steps_per_pixel
-        rows = pixels.div(self.width, rounding_mode="floor")
-        x = F.embedding(rows, self.row) + F.embedding(pixels % self.width, self.column)
-        if self.channel is not None:
-            x = x + F.embedding(steps % self.steps_per_pixel, self.channel)
-        return x
+        rows = steps.div(self.width, rounding_mode="floor")
+        return F.embedding(rows, self.row) + F.embedding(steps % self.width, self.column)

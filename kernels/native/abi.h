@@ -26,7 +26,7 @@ struct LayerWeights {
 // Parameters outside the layers, and the layers.
 struct Weights {
     const float *value_embedding, *start, *tables, *linear_weight, *linear_bias, *code;
-    const float *row, *column, *channel, *label;
+    const float *row, *column, *label;
     const float *norm_weight, *norm_bias, *head_weight, *head_bias;
     const LayerWeights* layers;
 };

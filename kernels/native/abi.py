@@ -63,7 +63,7 @@ class Weights(_Struct):
 
     _fields_ = [
         *_fields(
-            "value_embedding start tables linear_weight linear_bias code row column channel label "
+            "value_embedding start tables linear_weight linear_bias code row column label "
             "norm_weight norm_bias head_weight head_bias",
             ctypes.c_void_p,
         ),

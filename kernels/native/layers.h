@@ -79,7 +79,6 @@ public:
           linear_bias_(w.linear_bias, 1, size_, embedded),
           code_(w.code, pixels_ * steps_per_pixel_, size_, size_),
           row_(w.row, c.height, c.d_model, model), column_(w.column, c.width, c.d_model, model),
-          channel_(w.channel, steps_per_pixel_, c.d_model, model),
           label_(w.label, c.classes + 1, c.d_model, model), model_(model), wide_(wide) {}
 
     void embed(const Arrays& arrays, int slot, int step, float* x) const {
@@ -90,12 +89,10 @@ public:
         else values_.add(canvas[step > 0 ? step - 1 : 0], x);
         if (code_) std::copy_n(code_[step], size_, x + size_);
         if (start_ && step == 0) std::copy_n(start_[0], model_, x);
-        const int pixel = step / steps_per_pixel_;
-        if (row_) {
-            row_.add(pixel / config_.width, x);
-            column_.add(pixel % config_.width, x);
+        if (row_) {  // only with one step per pixel
+            row_.add(step / config_.width, x);
+            column_.add(step % config_.width, x);
         }
-        if (channel_) channel_.add(step % steps_per_pixel_, x);
         if (label_) {
             const int label = arrays.label[slot];
             label_.add(label >= 0 && label < config_.classes ? label : config_.classes, x);
@@ -131,7 +128,7 @@ private:
     const Config config_;
     const int pixels_, steps_per_pixel_, neighbours_, size_;
     const Table values_, start_, tables_, linear_, linear_bias_, code_;
-    const Table row_, column_, channel_, label_;
+    const Table row_, column_, label_;
     const int model_, wide_;
 };
 

@@ -167,7 +167,7 @@ def _weights(model: LinearTransformer) -> dict[str, NDArray[np.float32] | None]:
         "value_embedding": "input.value_embedding.weight", "start": "input.start",
         "tables": "input.tables", "linear_weight": "input.linear.weight",
         "linear_bias": "input.linear.bias", "row": "positions.row", "column": "positions.column",
-        "channel": "positions.channel", "label": "label_embedding.weight",
+        "label": "label_embedding.weight",
         "norm_weight": "norm.weight", "norm_bias": "norm.bias",
         "head_weight": "head.predictor.weight", "head_bias": "head.predictor.bias",
     }  # fmt: skip

@@ -310,7 +310,7 @@ def test_hidden_files_are_ignored(tmp_path: Path) -> None:
 def test_default_model_has_the_fewest_steps(tmp_path: Path) -> None:
     for name, sizes in (
         ("a", {"height": 5}), ("b-paper", {"height": 4}), ("b", {"height": 4}),
-        ("d", {"height": 2, "channels": 3, "order": "subpixel"}),
+        ("d", {"height": 2, "channels": 3, "order": "subpixel", "positions": "sinusoidal"}),
     ):  # fmt: skip
         network = random_network(tiny_config(**sizes))
         save_checkpoint(tmp_path / f"{name}.safetensors", network, {})

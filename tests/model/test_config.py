@@ -14,6 +14,8 @@ from scanline.model.config import NEIGHBOURS, PRESETS, ModelConfig
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
 
+SUBPIXEL = {"channels": 3, "order": "subpixel", "positions": "sinusoidal"}
+
 
 @pytest.mark.parametrize(
     "config",
@@ -69,9 +71,13 @@ def test_config_is_frozen_and_hashable() -> None:
         ({"d_model": 18, "positions": "sinusoidal"}, "sinusoidal positions need .* 4: 18"),
         ({"input": "previous", "channels": 3}, "'previous' sees one value per step: use order"),
         ({"channels": 3}, "'categorical' decides one value per step: use head 'logistic_mixture'"),
+        (
+            {"channels": 3, "order": "subpixel"},
+            "learned positions need one step per pixel: use positions 'sinusoidal'",
+        ),
         ({"start": "given"}, "start 'given' needs input 'previous'"),
         (
-            {"short_conv": "2x3", "channels": 3, "order": "subpixel"},
+            {**SUBPIXEL, "short_conv": "2x3"},
             "short_conv needs one step per pixel and norm 'pre': use order 'pixel'",
         ),
         ({"short_conv": "2x3", "norm": "post"}, "short_conv needs one step per pixel and norm"),
@@ -142,8 +148,8 @@ def test_non_dictionary_is_rejected(fields: Any) -> None:
         ({"head": "categorical"}, 20, 1, 1, 1, 256),
         ({"head": "logistic_mixture"}, 20, 1, 2, 2, 3 * MIXTURES),
         ({"channels": 3, "head": "logistic_mixture"}, 20, 3, 4, 4, 10 * MIXTURES),
-        ({"channels": 3, "order": "subpixel", "head": "categorical"}, 60, 1, 1, 3, 256),
-        ({"channels": 3, "order": "subpixel", "head": "logistic_mixture"}, 60, 1, 2, 6, 30),
+        ({**SUBPIXEL, "head": "categorical"}, 60, 1, 1, 3, 256),
+        ({**SUBPIXEL, "head": "logistic_mixture"}, 60, 1, 2, 6, 30),
     ],
     ids=str,
 )

@@ -67,7 +67,7 @@ ODD = {
 SMALL = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_conv="2x3")
 RGB = tiny_config(
     height=1, width=2, n_layers=1, n_heads=1, channels=3, order="subpixel",
-    head="logistic_mixture", norm="post",
+    head="logistic_mixture", norm="post", positions="sinusoidal",
 )  # fmt: skip
 every_small = pytest.mark.parametrize("config", [SMALL, RGB], ids=["grey", "rgb"])
 

@@ -41,7 +41,7 @@ pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
 
 GREY = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_conv="2x3")
 RGB = replace(GREY, channels=3, head="logistic_mixture", encoding="linear", height=1)
-SUBPIXEL = replace(RGB, order="subpixel", norm="post", short_conv="none")
+SUBPIXEL = replace(RGB, order="subpixel", norm="post", positions="sinusoidal", short_conv="none")
 KINDS = {"grey": GREY, "rgb": RGB, "subpixel": SUBPIXEL}
 every_kind = parametrize_configs(KINDS, *KINDS)
 first_kind = parametrize_configs(KINDS, "grey")

@@ -30,7 +30,7 @@ from tests.triton.fixtures import (
 CONV = tiny_config(height=3, width=3, n_layers=1, classes=("cat", "dog"), short_conv="2x3")
 RGB = tiny_config(
     height=2, width=3, n_layers=1, channels=3, order="subpixel", head="logistic_mixture",
-    norm="post", n_heads=1,
+    norm="post", positions="sinusoidal", n_heads=1,
 )  # fmt: skip
 SHAPES = {"grey": CONV, "rgb": RGB}
 every_shape = parametrize_configs(SHAPES, "grey")

@@ -73,6 +73,7 @@ def test_recomputed_steps_read_only_earlier_values(attention: str, start: str) -
     """They equal ``step``, and ``forward`` at the last step, also for LSH attention."""
     config = tiny_config(
         attention=attention, channels=3, input="previous", order="subpixel", start=start,
+        positions="sinusoidal",
         **({"lsh_chunk": 3} if attention == "lsh-4" else {}),
     )  # fmt: skip
     network, canvas = random_network(config), random_canvas(config, 2)

@@ -21,7 +21,9 @@ CONFIGS = {
     "rgb": tiny_config(
         attention="softmax", channels=3, head="logistic_mixture", short_conv="2x3"
     ),
-    "subpixel": tiny_config(attention="softmax", channels=3, order="subpixel"),
+    "subpixel": tiny_config(
+        attention="softmax", channels=3, order="subpixel", positions="sinusoidal"
+    ),
     "given": tiny_config(
         attention="softmax", input="previous", order="subpixel", start="given",
         positions="sinusoidal", head="logistic_mixture",

@@ -61,8 +61,9 @@ def test_block_equals_plain_computation(norm: str, activation: str) -> None:
 @pytest.mark.parametrize("order", ["subpixel", "pixel"])
 def test_embedding_sums_places_position_and_label(order: str, encoding: str) -> None:
     config = tiny_config(
-        channels=3, order=order, encoding=encoding, head="logistic_mixture", classes=("a", "b")
-    )
+        channels=3, order=order, encoding=encoding, head="logistic_mixture", classes=("a", "b"),
+        positions="learned" if order == "pixel" else "sinusoidal",
+    )  # fmt: skip
     network = random_network(config)
     w = dict(network.named_parameters())
     layer = network.input
@@ -71,12 +72,9 @@ def test_embedding_sums_places_position_and_label(order: str, encoding: str) -> 
     steps = torch.arange(config.steps).unsqueeze(0)
     got = network.embed(canvas, steps, torch.tensor([1]))[0]
     ids = layer.place_ids(canvas, steps)[0]  # tested below
+    code = sinusoidal_code(torch.arange(config.steps), 8)
     for step in range(config.steps):
-        pixel, part = divmod(step, config.steps_per_pixel)
-        expected = w["positions.row"][pixel // 4] + w["positions.column"][pixel % 4]
-        expected = expected + w["label_embedding.weight"][1]
-        if order == "subpixel":
-            expected = expected + w["positions.channel"][part]
+        expected = torch.zeros(16 if order == "pixel" else 8, dtype=torch.float64)
         for place, value in enumerate(ids[step].tolist()):
             if "table" in encoding:
                 expected = expected + w["input.tables"][257 * place + value]
@@ -87,7 +85,11 @@ def test_embedding_sums_places_position_and_label(order: str, encoding: str) -> 
                 expected = expected + matrix[:, ids.shape[1] + place] * (value == 256)
         if "linear" in encoding:
             expected = expected + w["input.linear.bias"]
-        assert_close(got[step], expected)
+        if order == "pixel":
+            expected = expected + w["positions.row"][step // 4] + w["positions.column"][step % 4]
+        else:
+            expected = torch.cat([expected, code[step]])
+        assert_close(got[step], expected + w["label_embedding.weight"][1])
 
 
 def test_neighbour_index() -> None:
@@ -105,7 +107,9 @@ def test_neighbour_index() -> None:
 
 @pytest.mark.parametrize("order", ["subpixel", "pixel"])
 def test_place_ids(order: str) -> None:
-    config = tiny_config(channels=3, order=order, encoding="linear", head="logistic_mixture")
+    config = tiny_config(
+        channels=3, order=order, encoding="linear", head="logistic_mixture", positions="sinusoidal"
+    )
     layer = NeighbourhoodInput(config)
     canvas = random_canvas(config, 2)
     ids = layer.place_ids(canvas, torch.arange(config.steps).expand(2, -1))
