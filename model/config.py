@@ -50,8 +50,8 @@ class ModelConfig:
         channels: Values per pixel: 1 (grey) or 3 (RGB).
         input: What a step sees: the ``previous`` value, or the ``neighbourhood`` of 17 causal
             pixels.
-        encoding: How neighbours enter: by an embedding ``table``, by a ``linear`` map of their
-            intensities, or both.
+        encoding: How neighbours enter: by an embedding ``table``, or by a ``linear`` map of their
+            intensities.
         order: Whether a step decides all channels of a ``pixel``, or one ``subpixel``.
         head: ``categorical`` (256 logits, for one value per step) or ``logistic_mixture`` (ten
             discretised logistics).
@@ -72,7 +72,7 @@ class ModelConfig:
     width: int
     channels: int = 1
     input: Literal["previous", "neighbourhood"] = "neighbourhood"
-    encoding: Literal["table", "linear", "table+linear"] = "table"
+    encoding: Literal["table", "linear"] = "table"
     order: Literal["subpixel", "pixel"] = "pixel"
     head: Literal["logistic_mixture", "categorical"] = "categorical"
     attention: Literal["linear", "softmax", "lsh-1", "lsh-4", "lsh-8"] = "linear"

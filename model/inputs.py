@@ -66,7 +66,7 @@ class PreviousInput(nn.Module):
 
 
 class NeighbourhoodInput(nn.Module):
-    """Embedding of the 17 causal neighbours by a table per place, a linear map, or both.
+    """Embedding of the 17 causal neighbours by a table per place, or by a linear map.
 
     A place is one channel of one neighbour. If a step decides one value of an RGB pixel, the
     pixel's own red and green are places too, "outside" until they are decided.
@@ -82,11 +82,13 @@ class NeighbourhoodInput(nn.Module):
         self.register_buffer("index", index, persistent=False)
         self.places = len(NEIGHBOURS) * config.channels + self.steps_per_pixel - 1
         self.tables: nn.Parameter | None = None
-        if "table" in config.encoding:
+        self.linear: nn.Linear | None = None
+        if config.encoding == "linear":
+            self.linear = nn.Linear(2 * self.places, size)
+        else:
             offsets = torch.arange(self.places) * TABLE_ENTRIES
             self.register_buffer("offsets", offsets, persistent=False)
             self.tables = nn.Parameter(torch.randn(self.places * TABLE_ENTRIES, size) * 0.02)
-        self.linear = nn.Linear(2 * self.places, size) if "linear" in config.encoding else None
         if self.sinusoidal:
             code = sinusoidal_code(torch.arange(config.steps), size)
             self.register_buffer("code", code, persistent=False)
@@ -110,17 +112,16 @@ class NeighbourhoodInput(nn.Module):
         """Embed steps: canvas uint8 ``[B, T, C]``, steps ``[B, S]`` → ``[B, S, D]``."""
         ids = self.place_ids(canvas, steps)
         B, S, places = ids.shape
-        parts: list[Tensor] = []
-        if self.tables is not None:
-            bags = (ids + self.get_buffer("offsets")).view(-1, places)
-            parts.append(embedding_sum(self.tables, bags).view(B, S, -1))
         if self.linear is not None:
             outside = ids == OUTSIDE
             features = self.linear.weight.dtype
             intensities = (ids.to(features) / 127.5 - 1).masked_fill(outside, 0)
             seen = torch.cat([intensities, outside.to(features)], -1)
-            parts.append(full_precision_linear(seen, self.linear.weight, self.linear.bias))
-        x = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+            x = full_precision_linear(seen, self.linear.weight, self.linear.bias)
+        else:
+            assert self.tables is not None
+            bags = (ids + self.get_buffer("offsets")).view(-1, places)
+            x = embedding_sum(self.tables, bags).view(B, S, -1)
         if self.sinusoidal:
             code: Tensor = self.get_buffer("code")[steps]
             x = torch.cat([x, code.expand(B, S, -1)], -1)

@@ -120,8 +120,7 @@ private:
 
     void add_neighbour(int neighbour, int id, float* x) const {
         if (tables_) tables_.add(neighbour * (OUTSIDE + 1) + id, x);
-        if (!linear_) return;
-        if (id == OUTSIDE) linear_.add(neighbours_ + neighbour, x);
+        else if (id == OUTSIDE) linear_.add(neighbours_ + neighbour, x);
         else linear_.add_scaled(neighbour, static_cast<float>(id) / 127.5f - 1.0f, x);
     }
 

@@ -304,7 +304,7 @@ _SIZE_FIELDS = {
 # Values of each option that the compiled backends (native and triton) support.
 COMPILED_OPTIONS = {
     "input": ("previous", "neighbourhood"),
-    "encoding": ("table", "linear", "table+linear"),
+    "encoding": ("table", "linear"),
     "order": ("subpixel", "pixel"),
     "head": ("logistic_mixture", "categorical"),
     "attention": ("linear",),

@@ -24,7 +24,7 @@ def decode_config_for(config: ModelConfig, precision: DevicePrecision = "bf16") 
     return DecodeConfig(
         pixels=c.pixels, width=c.width, steps_per_pixel=c.steps_per_pixel,
         channels=c.step_channels, context=context, embedding_size=c.d_model // halves,
-        linear_encoding=c.input == "neighbourhood" and "linear" in c.encoding,
+        linear_encoding=c.input == "neighbourhood" and c.encoding == "linear",
         classes=len(c.classes), layers=c.n_layers, heads=c.n_heads, d_model=c.d_model, d_ff=c.d_ff,
         outputs=c.head_outputs, draws=c.step_draws, categorical=c.head == "categorical",
         pre_norm=c.norm == "pre", gelu=c.activation == "gelu",

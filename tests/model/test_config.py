@@ -58,7 +58,7 @@ def test_config_is_frozen_and_hashable() -> None:
         ({"channels": 2}, "channels must be 1 .grey. or 3 .RGB., not 2"),
         ({"channels": 4}, "channels must be 1 .grey. or 3 .RGB., not 4"),
         ({"input": "next"}, "input must be one of previous, neighbourhood, not 'next'"),
-        ({"encoding": "both"}, "encoding must be one of table, linear, table.linear, not 'both'"),
+        ({"encoding": "both"}, "encoding must be one of table, linear, not 'both'"),
         ({"order": "raster"}, "order must be one of subpixel, pixel, not 'raster'"),
         ({"head": "softmax"}, "head must be one of logistic_mixture, categorical, not 'softmax'"),
         ({"attention": "local"}, "attention must be one of linear, softmax, .*, not 'local'"),

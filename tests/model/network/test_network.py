@@ -25,7 +25,7 @@ from tests.model.network.variants import (
 
 
 def test_variants_cover_all_options() -> None:
-    assert len(VARIANTS) == 112
+    assert len(VARIANTS) == 88
     for option in ("norm", "activation", "positions", "start", "head", "order", "input"):
         assert len({getattr(config, option) for config in VARIANTS.values()}) == 2
     blocks = {(c.input, c.head, c.norm, c.activation) for c in VARIANTS.values()}
