@@ -199,6 +199,22 @@ class ModelConfig:
         return self.values - (self.start == "given")
 
     @property
+    def places(self) -> int:
+        """Values that the input of a step reads, each at a place of its own.
+
+        These are the previous value; or all channels of the neighbours and, if a step decides one
+        value of an RGB pixel, the pixel's red and green.
+        """
+        if self.input == "previous":
+            return 1
+        return len(NEIGHBOURS) * self.channels + self.steps_per_pixel - 1
+
+    @property
+    def embedding_size(self) -> int:
+        """Features of the values that a step reads; a sinusoidal position code has the others."""
+        return self.d_model // 2 if self.positions == "sinusoidal" else self.d_model
+
+    @property
     def step_draws(self) -> int:
         """Uniforms per step: one per value, and one to choose a mixture component."""
         return self.step_channels + (self.head == "logistic_mixture")

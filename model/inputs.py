@@ -43,7 +43,7 @@ class PreviousInput(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.sinusoidal = config.positions == "sinusoidal"
-        size = config.d_model // 2 if self.sinusoidal else config.d_model
+        size = config.embedding_size
         self.value_embedding = nn.Embedding(VALUES, size)
         self.start: nn.Parameter | None = None
         if config.start == "learned":
@@ -77,10 +77,10 @@ class NeighbourhoodInput(nn.Module):
         self.step_channels = config.step_channels
         self.steps_per_pixel = config.steps_per_pixel
         self.sinusoidal = config.positions == "sinusoidal"
-        size = config.d_model // 2 if self.sinusoidal else config.d_model
+        size = config.embedding_size
         index = neighbour_index(config.height, config.width)
         self.register_buffer("index", index, persistent=False)
-        self.places = len(NEIGHBOURS) * config.channels + self.steps_per_pixel - 1
+        self.places = config.places
         self.tables: nn.Parameter | None = None
         self.linear: nn.Linear | None = None
         if config.encoding == "linear":

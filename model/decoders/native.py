@@ -20,7 +20,6 @@ from scanline.model.decoders.base import (
     unsupported_option,
 )
 from scanline.model.decoders.memory import InsufficientResourcesError, check_slot_memory
-from scanline.model.inputs import sinusoidal_code
 from scanline.model.network import LinearTransformer
 
 # Version of the arithmetic of every precision except bf16. A change that may change a drawn byte or
@@ -162,25 +161,19 @@ class NativeDecoder(Decoder):
 
 
 def _weights(model: LinearTransformer) -> dict[str, NDArray[np.float32] | None]:
-    tensors = dict(model.named_parameters())
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     names = {
         "value_embedding": "input.value_embedding.weight", "start": "input.start",
         "tables": "input.tables", "linear_weight": "input.linear.weight",
-        "linear_bias": "input.linear.bias", "row": "positions.row", "column": "positions.column",
-        "label": "label_embedding.weight",
+        "linear_bias": "input.linear.bias", "code": "input.code", "row": "positions.row",
+        "column": "positions.column", "label": "label_embedding.weight",
         "norm_weight": "norm.weight", "norm_bias": "norm.bias",
         "head_weight": "head.predictor.weight", "head_bias": "head.predictor.bias",
     }  # fmt: skip
-    weights: dict[str, NDArray[np.float32] | None] = {
-        name: _numpy(tensors[parameter]) if parameter in tensors else None
-        for name, parameter in names.items()
+    return {
+        name: _numpy(tensors[tensor]) if tensor in tensors else None
+        for name, tensor in names.items()
     }
-    c = model.config
-    weights["code"] = None
-    if c.positions == "sinusoidal":
-        offset = int(c.input == "previous")  # the code belongs to the embedded value
-        weights["code"] = _numpy(sinusoidal_code(torch.arange(c.steps) - offset, c.d_model // 2))
-    return weights
 
 
 def _layers(model: LinearTransformer) -> list[dict[str, NDArray[np.float32]]]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from scanline.kernels.cuda.decode_config import DecodeConfig
-from scanline.model.config import NEIGHBOURS, TABLE_ENTRIES, VALUES, ModelConfig
-from scanline.model.inputs import OUTSIDE, NeighbourhoodInput, sinusoidal_code
+from scanline.model.config import TABLE_ENTRIES, VALUES, ModelConfig
+from scanline.model.inputs import OUTSIDE, NeighbourhoodInput
 from scanline.model.network import LinearTransformer
 
 DevicePrecision = Literal["bf16", "float32"]
@@ -19,11 +19,9 @@ DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 def decode_config_for(config: ModelConfig, precision: DevicePrecision = "bf16") -> DecodeConfig:
     """Return the kernels' config of a network."""
     c = config
-    halves = 2 if c.positions == "sinusoidal" else 1
-    context = 1 if c.input == "previous" else len(NEIGHBOURS) * c.channels + c.steps_per_pixel - 1
     return DecodeConfig(
         pixels=c.pixels, width=c.width, steps_per_pixel=c.steps_per_pixel,
-        channels=c.step_channels, context=context, embedding_size=c.d_model // halves,
+        channels=c.step_channels, context=c.places, embedding_size=c.embedding_size,
         linear_encoding=c.input == "neighbourhood" and c.encoding == "linear",
         classes=len(c.classes), layers=c.n_layers, heads=c.n_heads, d_model=c.d_model, d_ff=c.d_ff,
         outputs=c.head_outputs, draws=c.step_draws, categorical=c.head == "categorical",
@@ -44,16 +42,17 @@ def embedding(model: LinearTransformer) -> tuple[Tensor, Tensor, Tensor]:
         ``value_table: float32 [context, 257, size]``: embedding of each value, and of outside.
         ``step_table: float32 [steps, D]``: the part that depends on the step only.
     """
-    c, D = model.config, model.config.d_model
+    c, size = model.config, model.config.embedding_size
     steps = torch.arange(c.steps)
-    step_table = torch.zeros(c.steps, D)
+    step_table = torch.zeros(c.steps, c.d_model)
+    if c.positions == "sinusoidal":
+        step_table[:, size:] = model.input.get_buffer("code").float().cpu()
     if model.positions is not None:
         device_steps = steps.to(model.positions.row.device)
         step_table += model.positions(device_steps.unsqueeze(0))[0].float().cpu()
     if isinstance(model.input, NeighbourhoodInput):
         layer = model.input
         context_index = _context_index(layer, c)
-        size = D // 2 if c.positions == "sinusoidal" else D
         table = torch.zeros(layer.places, TABLE_ENTRIES, size)
         if layer.tables is not None:
             table += layer.tables.float().cpu().view(layer.places, TABLE_ENTRIES, size)
@@ -64,20 +63,14 @@ def embedding(model: LinearTransformer) -> tuple[Tensor, Tensor, Tensor]:
             table[:, :VALUES] += scaled.view(1, -1, 1) * inside.unsqueeze(1)
             table[:, OUTSIDE] += outside
             step_table[:, :size] += bias
-        if c.positions == "sinusoidal":
-            step_table[:, size:] += sinusoidal_code(steps, size)
         return context_index, table, step_table
     values = model.input.value_embedding.weight.float().cpu()
-    size = values.shape[1]
     table = torch.zeros(1, TABLE_ENTRIES, size)
     table[0, :VALUES] = values
-    if c.positions == "sinusoidal":
-        step_table[:, size:] += sinusoidal_code(steps - 1, size)  # position of the embedded value
     if model.input.start is not None:  # replaces the embedding and the position code
         start = model.input.start.float().cpu()
         table[0, OUTSIDE] = start[:size]
-        if c.positions == "sinusoidal":
-            step_table[0, size:] = start[size:]
+        step_table[0, size:] = start[size:]
     return (steps - 1).to(torch.int32).unsqueeze(1), table, step_table
 
 
