@@ -48,14 +48,14 @@ def polynomial_feature_map(x: Tensor) -> Tensor:
     return x[..., row] * x[..., column] * twice
 
 
-def inhomogeneous_feature_map(x: Tensor, c: float = 1.0) -> Tensor:
-    """Return the features of the kernel (qᵀk + c)² for c ≥ 0: F = (K + 1) (K + 2) / 2.
+def inhomogeneous_feature_map(x: Tensor) -> Tensor:
+    """Return the features of the kernel (qᵀk + 1)²: F = (K + 1) (K + 2) / 2.
 
-    These are the products of two entries of ``[x, √c]``, whose inner product is qᵀk + c. Learned
-    queries and keys need no other c than 1: scaling both by √c multiplies the kernel by c², which
-    cancels in the attention.
+    These are the products of two entries of ``[x, 1]``, whose inner product is qᵀk + 1. Learned
+    queries and keys need no other constant c > 0: dividing both by √c gives (qᵀk + c)² / c², and
+    the factor cancels in the attention.
     """
-    return polynomial_feature_map(torch.cat([x, torch.full_like(x[..., :1], math.sqrt(c))], -1))
+    return polynomial_feature_map(torch.cat([x, torch.ones_like(x[..., :1])], -1))
 
 
 def random_feature_map(x: Tensor, directions: Tensor) -> Tensor:
