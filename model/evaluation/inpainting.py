@@ -60,21 +60,32 @@ def evaluate_inpainting(
     test: Dataset,
     counts: Sequence[int],
     *,
+    top_p: float | None = None,
     classifier: Classifier | None = None,
     on_result: Callable[[InpaintingResult], object] = lambda result: None,
 ) -> list[InpaintingResult]:
     """Complete every test image, image j with seed j, for each hole and number of particles.
 
-    ``on_result`` is called with each result. Raises ``ValueError`` if the images do not fit the
-    model.
+    Args:
+        checkpoint: The model.
+        test: The images to complete.
+        counts: The numbers of particles.
+        top_p: Share of the probability to keep; None is the model's default. Only with 1 do
+            particles approach the model's posterior.
+        classifier: Classifier of the completed images, or None.
+        on_result: Called with each result.
+
+    Raises:
+        ValueError: If the images do not fit the model, or ``top_p`` is out of range.
     """
     config, results = checkpoint.model.config, list[InpaintingResult]()
     for name, known in inpainting_masks(config.height, config.width).items():
         for count in counts:
             start = time.perf_counter()
             completed = generate(
-                checkpoint, len(test), given=test.images, known=known, guidance=1, particles=count
-            )
+                checkpoint, len(test), given=test.images, known=known, guidance=1, top_p=top_p,
+                particles=count,
+            )  # fmt: skip
             elapsed = time.perf_counter() - start
             difference = (completed.images[:, ~known] - test.images[:, ~known].astype(float)) / 255
             class_accuracy = None

@@ -32,7 +32,7 @@ MODE_OPTIONS = {
     "--samples": (
         "--label", "--guidance", "--top-p", "--temperature", "--seed", "--epochs", "--set-defaults",
     ),
-    "--holes": ("--epochs",),
+    "--holes": ("--top-p", "--epochs"),
 }  # fmt: skip
 PARTICLES = (1, 8, 64)  # numbers of particles that --holes compares
 
@@ -131,7 +131,7 @@ def evaluate(
     checkpoint = load_by_name(weights, model)
     source = DataSource(dataset, images, data_dir, download)
     if holes:
-        _evaluate_inpainting(checkpoint, source, holes, epochs)
+        _evaluate_inpainting(checkpoint, source, holes, top_p, epochs)
     elif samples:
         sampling = _sampling_defaults(checkpoint, label, guidance, top_p)
         temperature = 1.0 if temperature is None else temperature
@@ -189,7 +189,7 @@ def _measure_precision(
 
 
 def _evaluate_inpainting(
-    checkpoint: Checkpoint, source: DataSource, count: int, epochs: int | None
+    checkpoint: Checkpoint, source: DataSource, count: int, top_p: float | None, epochs: int | None
 ) -> None:
     """Print the quality of completions of test images, by hole and number of particles."""
     from scanline.model.evaluation.classifier import (
@@ -209,11 +209,16 @@ def _evaluate_inpainting(
             f"{result.seconds:.3f} s per image"
         )
 
+    top_p = _sampling_defaults(checkpoint, False, None, top_p).top_p
     training, test = _load_classifier_data(checkpoint, source)
     subset = evenly_spaced(test, min(count, len(test)))
-    typer.echo(f"{_title(checkpoint, test)}, {len(subset)} test images{_note(test)}")
+    typer.echo(
+        f"{_title(checkpoint, test)}, {len(subset)} test images, top_p {top_p:g}{_note(test)}"
+    )
     classifier = _load_classifier(training, epochs) if has_classes_to_learn(training) else None
-    evaluate_inpainting(checkpoint, subset, PARTICLES, classifier=classifier, on_result=echo)
+    evaluate_inpainting(
+        checkpoint, subset, PARTICLES, top_p=top_p, classifier=classifier, on_result=echo
+    )
     if classifier and (
         warning := reliability_warning(accuracy(classifier, test), majority_accuracy(test))
     ):
@@ -255,7 +260,7 @@ def _evaluate_samples(
 def _sampling_defaults(
     checkpoint: Checkpoint, with_label: bool, guidance: float | None, top_p: float | None
 ) -> SamplingDefaults:
-    """Resolve the guidance and top_p of the samples; raises ``ValueError``."""
+    """Resolve the guidance and top_p; raises ``ValueError``."""
     from scanline.model.checkpoint import SamplingDefaults
     from scanline.model.sampling import SamplingOptions, resolve
 

@@ -56,6 +56,19 @@ def test_inpainting_results() -> None:
     assert results[0].class_accuracy is None
 
 
+def test_inpainting_uses_default_or_given_top_p() -> None:
+    data = bars(9, seed=1)
+    checkpoint = Checkpoint("tiny", tiny_model(), {"defaults": {"top_p": 0.5}})
+    known = inpainting_masks(GREY.height, GREY.width)["middle"]
+    by_top_p = {}
+    for top_p in (None, 0.5, 1.0):
+        result = evaluate_inpainting(checkpoint, data, (1,), top_p=top_p)[0]
+        completed = generate(checkpoint, 9, given=data.images, known=known, top_p=top_p or 0.5)
+        assert result.bits_per_dim == pytest.approx(completed.bits_per_dim.mean())
+        by_top_p[top_p] = result.bits_per_dim
+    assert by_top_p[None] == by_top_p[0.5] != by_top_p[1.0]
+
+
 def test_inpainting_class_accuracy() -> None:
     data = bars(9, seed=1)
     checkpoint, classifier = Checkpoint("tiny", tiny_model()), train(bars(240), CONFIG, CPU)

@@ -51,8 +51,9 @@ WRONG: list[tuple[list[object], str]] = [
     (["evaluate", "--model", "colour", "--samples", 9, "--label"], "no classes"),
     (
         ["evaluate", "--model", "tiny", "--holes", 9, "--label"],
-        "--label: not allowed with --holes, which takes --e",
+        "--label: not allowed with --holes, which takes --top-p, --epochs",
     ),
+    (["evaluate", "--model", "tiny", "--holes", 9, "--top-p", 2], "top_p must be above 0"),
     (
         ["evaluate", "--model", "tiny", "--samples", 9, "--holes", 9],
         "--holes: not allowed with --samples",

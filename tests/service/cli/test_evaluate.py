@@ -8,6 +8,7 @@ import torch
 
 from scanline.model.checkpoint import SamplingDefaults, load_checkpoint
 from scanline.model.config import DIGITS
+from scanline.model.evaluation.records import record_defaults
 from tests.dataset_files import hide_other_data, write_mnist
 from tests.service.cli.command_line import run_command
 from tests.service.fixtures import GREY, save_tiny
@@ -99,7 +100,14 @@ def test_evaluate_samples_and_holes_with_a_folder_of_images(
     judged = [*given, "--images", photographs, "--epochs", 1]
     assert run_command(*judged, "--samples", 2, "--label") == 0
     assert "2 samples, classes in the test images' proportions" in capsys.readouterr().out
-    assert run_command(*given, "--images", photographs / "cats", "--holes", 1) == 0
+    record_defaults(
+        load_checkpoint(weights / "mine.safetensors"), weights, SamplingDefaults(top_p=0.9)
+    )
+    given += ["--images", photographs / "cats", "--holes", 1]
+    assert run_command(*given) == 0
     output = capsys.readouterr().out  # without classes there is no classifier
+    assert output.startswith("mine on cats, 1 test images, top_p 0.9")
     assert "squared error" in output
     assert "right" not in output
+    assert run_command(*given, "--top-p", 1) == 0
+    assert capsys.readouterr().out.startswith("mine on cats, 1 test images, top_p 1")
