@@ -119,7 +119,7 @@ def evaluate_samples(
     """
     config = checkpoint.model.config
     check_samples(config, training, test, samples, with_label)
-    real, known = evenly_spaced(test, samples), np.ones((config.height, config.width), np.bool_)
+    real, known = test.evenly_spaced(samples), np.ones((config.height, config.width), np.bool_)
     labels: list[Label] = [None] * samples
     true_labels: Sequence[Label] | NDArray[np.integer] = labels
     if with_label and real.labels is not None:
@@ -138,7 +138,7 @@ def evaluate_samples(
     )  # fmt: skip
     predicted, features = classifier.predict(drawn.images)
     _, real_features = classifier.predict(real.images)
-    _, training_features = classifier.predict(evenly_spaced(training, samples).images)
+    _, training_features = classifier.predict(training.evenly_spaced(samples).images)
     low, high = typical_range(measured.bits_per_dim)
     return SampleQuality(
         samples=samples,
@@ -177,8 +177,3 @@ def typical_range(bits_per_dim: NDArray[np.float64]) -> tuple[float, float]:
     """Return the range that holds nearly all bits/dim of real images, with a margin."""
     low, high = np.percentile(bits_per_dim, _TAILS)
     return float(low * (1 - _MARGIN)), float(high * (1 + _MARGIN))
-
-
-def evenly_spaced(data: Dataset, count: int) -> Dataset:
-    """Return ``count`` images evenly spaced, because the halves of MNIST's test set differ."""
-    return data.take(np.arange(count) * len(data) // count)

@@ -53,7 +53,7 @@ def evaluate(
         ),
     ] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Use only the first LIMIT images.")
+        int | None, typer.Option(min=1, help="Use only LIMIT images, evenly spaced.")
     ] = None,
     record: Annotated[
         bool, typer.Option("--record", help="Write the result into the checkpoint's metadata.")
@@ -199,7 +199,6 @@ def _evaluate_inpainting(
         reliability_warning,
     )
     from scanline.model.evaluation.inpainting import InpaintingResult, evaluate_inpainting
-    from scanline.model.evaluation.sample_quality import evenly_spaced
 
     def echo(result: InpaintingResult) -> None:
         right = "" if result.class_accuracy is None else f", {result.class_accuracy:.1%} right"
@@ -211,7 +210,7 @@ def _evaluate_inpainting(
 
     top_p = _sampling_defaults(checkpoint, False, None, top_p).top_p
     training, test = _load_classifier_data(checkpoint, source)
-    subset = evenly_spaced(test, min(count, len(test)))
+    subset = test.evenly_spaced(count)
     typer.echo(
         f"{_title(checkpoint, test)}, {len(subset)} test images, top_p {top_p:g}{_note(test)}"
     )
@@ -284,7 +283,7 @@ def _load_test_data(checkpoint: Checkpoint, source: DataSource, limit: int | Non
     from scanline.model.training.datasets import load_test_data
 
     data = load_test_data(checkpoint.model.config, checkpoint.facts, source)
-    return data.take(slice(limit)) if limit else data
+    return data.evenly_spaced(limit) if limit else data
 
 
 def _load_classifier_data(checkpoint: Checkpoint, source: DataSource) -> tuple[Dataset, Dataset]:

@@ -22,6 +22,11 @@ def test_take_keeps_images_and_labels_together() -> None:
     assert len(replace(numbered(9), labels=None).take(slice(3))) == 3
 
 
+def test_evenly_spaced_images() -> None:
+    for count, chosen in ((1, [0]), (3, [0, 3, 6]), (4, [0, 2, 5, 7]), (11, [*range(10)])):
+        assert numbered(10).evenly_spaced(count).images.ravel().tolist() == chosen
+
+
 def test_dataset_checks_its_arrays() -> None:
     with pytest.raises(ValueError, match="uint8"):
         Dataset("images", np.zeros((1, 2, 2), np.uint8), None, ())

@@ -8,6 +8,8 @@ import torch
 
 from scanline.model.checkpoint import SamplingDefaults, load_checkpoint
 from scanline.model.config import DIGITS
+from scanline.model.data.published_sets import load_dataset
+from scanline.model.evaluation.likelihood import evaluate
 from scanline.model.evaluation.records import record_defaults
 from tests.dataset_files import hide_other_data, write_mnist
 from tests.service.cli.command_line import run_command
@@ -25,7 +27,9 @@ def test_evaluate_reads_published_data_sets(
     given = ["evaluate", "--weights", "weights", "--data-dir", "data"]
     assert run_command(*given, "--limit", 3) == 0
     output = capsys.readouterr().out
-    assert output.startswith("mnist on mnist: ")
+    spaced = load_dataset("mnist", "test", tmp_path / "data").take([0, 2, 4])
+    result = evaluate(load_checkpoint(tmp_path / "weights" / "mnist.safetensors").model, spaced)
+    assert output.startswith(f"mnist on mnist: {result}")
     assert "bits/dim" in output
     assert run_command(*given, "--record", "--limit", 3) == 1
     assert "leave --limit out" in capsys.readouterr().err
