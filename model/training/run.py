@@ -40,8 +40,8 @@ def overfitting_report(validation: Sequence[Mapping[str, float]], trained: float
 
     Args:
         validation: All validations of the run, with ``step`` and ``bits_per_dim``.
-        trained: Bits/dim of the last training batch; NaN if no step was taken. If it is above the
-            best validation, the network has not overfitted but forgotten.
+        trained: Mean bits/dim of the last training batches; NaN if no step was taken. If it is
+            above the best validation, the network has not overfitted but forgotten.
     """
     if not validation or math.isnan(trained):
         return ""
@@ -136,7 +136,7 @@ class Run:
         summary = (
             f"done: {progress}" if done else f"stopped at {progress}; continue it with --resume"
         )
-        return summary + overfitting_report(trainer.validation, trainer.bits)
+        return summary + overfitting_report(trainer.validation, trainer.recent_bits)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ import io
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -47,6 +48,8 @@ from scanline.model.training.training_log import TrainingLog
 
 log = logging.getLogger("scanline.training")
 
+_RECENT_STEPS = 100  # steps over which the training loss is averaged; one batch is noisy
+
 
 class Trainer:
     """A run in its folder: weights to serve, ``training.pt`` to resume, and ``log.jsonl``.
@@ -70,7 +73,7 @@ class Trainer:
         self.weights = weights_path(folder, {})
         self._training_log = TrainingLog(folder)
         self._is_writer = self.train_state.rank == 0
-        self.bits = math.nan  # bits/dim of the last batch
+        self._recent_bits = deque[float](maxlen=_RECENT_STEPS)  # bits/dim of the last batches
         self.seconds = 0.0  # of training, over all sessions of the run
         self.validation: list[dict[str, float]] = []
         self.origin: dict[str, Any] | None = None
@@ -82,6 +85,16 @@ class Trainer:
     def step(self) -> int:
         """Number of steps taken so far."""
         return self.train_state.step
+
+    @property
+    def recent_bits(self) -> float:
+        """Mean bits/dim of the last batches of this session; NaN if no step was taken.
+
+        The mean is over 100 steps, or over the last fifth of a shorter run, whose loss still falls.
+        """
+        count = max(1, min(_RECENT_STEPS, self.step // 5))
+        last = list(self._recent_bits)[-count:]
+        return sum(last) / len(last) if last else math.nan
 
     def train(
         self,
@@ -125,7 +138,8 @@ class Trainer:
                 stop.requested
             ):
                 began = time.perf_counter()
-                bits = self.bits = self.train_state.take_step(images, labels)
+                bits = self.train_state.take_step(images, labels)
+                self._recent_bits.append(bits)
                 took = time.perf_counter() - began
                 self.seconds += took
                 rate = self.config.batch / took

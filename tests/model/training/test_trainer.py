@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from scanline.model.checkpoint import (
 from scanline.model.data.dataset import Dataset
 from scanline.model.evaluation.likelihood import evaluate
 from scanline.model.evaluation.records import record_defaults
+from scanline.model.training import trainer as trainer_module
+from scanline.model.training.config import TrainingConfig
 from scanline.model.training.optimizers import step_optimizers
 from scanline.model.training.resume import read_saved_run
 from scanline.model.training.stop_signal import StopSignal
@@ -45,6 +48,23 @@ def test_loss_decreases(tmp_path: Path) -> None:
     assert len(losses) == 60
     assert losses[0] == pytest.approx(8, abs=1)  # a uniform distribution over 256 values
     assert sum(losses[-5:]) / 5 < 6
+
+
+def test_recent_bits_are_a_mean_of_this_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recent(config: TrainingConfig, resume: bool) -> tuple[float, list[float]]:
+        trainer = run(tmp_path, config, resume=resume)
+        return trainer.recent_bits, [line["bits_per_dim"] for line in log_of(tmp_path)]
+
+    bits, losses = recent(replace(CONFIG, steps=40), resume=False)
+    assert bits == pytest.approx(sum(losses[-8:]) / 8)  # a fifth of the steps
+    assert math.isnan(recent(replace(CONFIG, steps=40), resume=True)[0])  # no step was taken
+    bits, losses = recent(replace(CONFIG, steps=43), resume=True)
+    assert bits == pytest.approx(sum(losses[-3:]) / 3)
+    monkeypatch.setattr(trainer_module, "_RECENT_STEPS", 5)
+    bits, losses = recent(replace(CONFIG, steps=60), resume=True)
+    assert bits == pytest.approx(sum(losses[-5:]) / 5)
 
 
 def test_ema_is_saved_and_follows_the_weights(tmp_path: Path) -> None:
