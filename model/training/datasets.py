@@ -72,12 +72,41 @@ def load_training_data(
         data = load_dataset(name, "train", source.data_dir, download=source.download)
     unseen = _unseen_count(data, start or {})
     training, validation = _split_default(data, (unseen or None) if hold_out is None else hold_out)
-    seen = 0 if validation is None or unseen is None else len(validation) - unseen
-    if seen > 0 and int(os.environ.get("RANK", 0)) == 0:  # one process warns for all
-        log.warning(
-            "the checkpoint to start from was trained on %s of the held-out images", f"{seen:,}"
-        )
+    if start is not None and validation is not None and int(os.environ.get("RANK", 0)) == 0:
+        _warn_of_seen_images(data, start, len(validation), unseen)  # one process warns for all
     return training, validation
+
+
+def _warn_of_seen_images(
+    data: Dataset, start: Mapping[str, Any], held_out: int, unseen: int | None
+) -> None:
+    """Warn if the checkpoint to start from was, or may have been, trained on held-out images."""
+    if unseen is None and _may_have_seen(data, start):
+        log.warning(
+            "the checkpoint to start from does not record its training images: it may have been "
+            "trained on some of the held-out images"
+        )
+    elif unseen is not None and held_out > unseen:
+        log.warning(
+            "the checkpoint to start from was trained on %s of the held-out images",
+            f"{held_out - unseen:,}",
+        )
+
+
+def _may_have_seen(data: Dataset, facts: Mapping[str, Any]) -> bool:
+    """Return True if a checkpoint may have been trained on images that its facts do not record.
+
+    Earlier versions recorded no fingerprint, and imported checkpoints have none. Such a checkpoint
+    counts as trained on the data set that it was measured on; without a measurement it may have
+    been trained on any.
+    """
+    origin = facts.get("started_from") or {"runs": []}
+    runs = [facts, *origin.get("runs", [{}])]
+    if all(run.get("trained_on") and run.get("held_out") is not None for run in runs):
+        return False
+    measured = (facts.get(name) for name in ("test", "test_with_label", "native_precision"))
+    names = {one["data"] for one in measured if one and one.get("data")}
+    return not names or data.title in names
 
 
 def check_training_source(source: DataSource, size: int | None, grey: bool) -> None:
@@ -112,7 +141,8 @@ def _split_default(data: Dataset, hold_out: int | None) -> tuple[Dataset, Datase
 def _unseen_count(data: Dataset, facts: Mapping[str, Any]) -> int | None:
     """Count the held-out images that no run of a checkpoint's history was trained on.
 
-    These are the first of the held-out images. Returns None if all runs were trained on other data.
+    These are the first of the held-out images. Returns None if no run is known to have been trained
+    on these data.
     """
     runs = [facts, *(facts.get("started_from") or {}).get("runs", [])]
     return min((run["held_out"] for run in runs if _split_as_trained(data, run)), default=None)

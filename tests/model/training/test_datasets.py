@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from scanline.model.checkpoint import SHIPPED_WEIGHTS, load_facts
 from scanline.model.config import PRESETS
 from scanline.model.data.dataset import Dataset, split_validation
 from scanline.model.data.published_sets import load_dataset
@@ -207,6 +208,50 @@ def test_images_seen_by_starting_checkpoint_are_not_held_out_or_reported(
         for each in (measured, judged):
             assert numbers(each) == numbers(validation)
             assert ("an earlier run was trained on" in each.note) is (seen > 0)
+
+
+RECORDED = {"trained_on": "x", "held_out": 3}
+
+
+@pytest.mark.parametrize(
+    ("start", "warned"),
+    [
+        (None, False),  # no checkpoint
+        ({}, True),
+        ({"test": {"bits_per_dim": 1.0, "data": "images"}}, True),
+        ({"test": {"bits_per_dim": 1.0, "data": "mnist"}}, False),
+        ({"native_precision": {"precision": "int8", "data": "mnist"}}, False),
+        (RECORDED, False),
+        (RECORDED | {"started_from": {"name": "first", "runs": [RECORDED]}}, False),
+        (RECORDED | {"started_from": {"name": "first"}}, True),  # an earlier version's
+        (RECORDED | {"started_from": {"name": "first", "runs": [{"held_out": 3}]}}, True),
+    ],
+)
+def test_start_that_does_not_record_its_images_is_reported(
+    start: dict[str, Any] | None, warned: bool, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    numbered(60, monkeypatch)
+    source = DataSource(images=Path("images"))
+    for hold_out in (0, 4):
+        caplog.clear()
+        load_training_data(source, hold_out, size=2, grey=True, start=start)
+        message = "it may have been trained on some of the held-out images"
+        assert (message in caplog.text) is (warned and hold_out > 0)
+
+
+def test_shipped_mnist_is_reported_only_on_mnist(
+    tmp_path: Path, folder_of_images: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Its facts have no fingerprint of its training images."""
+    hide_other_data(monkeypatch)
+    write_mnist(tmp_path / "mnist")
+    facts = load_facts(SHIPPED_WEIGHTS / "mnist.safetensors")
+    load_training_data(DataSource(images=folder_of_images), 2, size=28, start=facts)
+    assert caplog.text == ""
+    load_training_data(DataSource("mnist", data_dir=tmp_path), 2, start=facts)
+    assert "may have been trained on some of the held-out images" in caplog.text
 
 
 def test_equal_images_are_evaluated_as_unseen(tmp_path: Path) -> None:
