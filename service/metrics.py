@@ -29,10 +29,13 @@ _DECODER_METRICS = (
     "scanline_pixels", "scanline_step_seconds", "scanline_running_images", "scanline_slots",
     "scanline_slots_in_use",
 )  # fmt: skip
-_WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_WAIT_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
+)  # fmt: skip
 _STEP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 
 
+ServedModels = Callable[[], Iterable[tuple[EngineProtocol, str]]]
 ReplicaMetrics = Callable[[], Mapping[str, Sequence[Metric]]]  # by the name of the replica
 
 
@@ -41,9 +44,13 @@ class Metrics:
 
     Args:
         engines: Function that returns all engines, whose gauges are read at each scrape.
+        served: Function that returns the engine of each served model, and the digest of its
+            weights.
     """
 
-    def __init__(self, engines: Callable[[], Iterable[EngineProtocol]]) -> None:
+    def __init__(
+        self, engines: Callable[[], Iterable[EngineProtocol]], served: ServedModels = tuple
+    ) -> None:
         # Each metric would have another line, with the time of its creation.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
@@ -51,7 +58,7 @@ class Metrics:
         self._add_drawing_metrics()
         self._add_request_metrics()
         self._add_server_metrics()
-        self._registry.register(_Gauges(engines))
+        self._registry.register(_Gauges(engines, served))
         versions = {
             "version": __version__, "python": platform.python_version(), "torch": version("torch")
         }  # fmt: skip
@@ -255,13 +262,15 @@ class _ReplicaMetricsCollector(Collector):
 
 
 class _Gauges(Collector):
-    """Gauges of engines, read at each scrape."""
+    """Gauges of engines and served models, read at each scrape."""
 
-    def __init__(self, engines: Callable[[], Iterable[EngineProtocol]]) -> None:
-        self._engines = engines
+    def __init__(
+        self, engines: Callable[[], Iterable[EngineProtocol]], served: ServedModels
+    ) -> None:
+        self._engines, self._served = engines, served
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield running and waiting images and slots of each model."""
+        """Yield running and waiting images and slots of each model, and what it draws with."""
         help_texts = {
             "scanline_running_images": "Images being drawn.",
             "scanline_waiting_images": "Images waiting.",
@@ -279,3 +288,17 @@ class _Gauges(Collector):
             for model, value in values[name].items():
                 family.add_metric([model], value)
             yield family
+        info = GaugeMetricFamily(
+            "scanline_model_info",
+            "Backend of each served model, and the first 10 digits of its weights' SHA-256.",
+            labels=["model", "backend", "weights"],
+        )
+        slow = GaugeMetricFamily(
+            "scanline_model_slow",
+            "1 if the model is drawn many times slower than on a usual machine.",
+            labels=["model"],
+        )
+        for engine, weights in self._served():
+            info.add_metric([engine.name, engine.backend, weights[:10]], 1)
+            slow.add_metric([engine.name], engine.slow)
+        yield from (info, slow)

@@ -68,7 +68,10 @@ class AppState:
         self.encode_pool = pool(2, span="encode")
         self.large_encode_pool = pool(1, span="encode")  # for replies with enlarged images
         self.in_flight = InFlightLimiter(settings.max_images_per_caller)
-        self.metrics = Metrics(lambda: self.registry.engines)
+        self.metrics = Metrics(
+            lambda: self.registry.engines,
+            lambda: [(one.engine, one.checkpoint.digest) for one in self.models.values()],
+        )
         self.registry = ModelRegistry(settings, self.metrics)
         self.idempotency = IdempotencyStore(self.registry.find_generation)
         self.reloader: ModelReloader | None = None

@@ -40,6 +40,26 @@ def test_request_metrics() -> None:
     assert "_created" not in text
 
 
+def test_metrics_describe_the_served_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    app_state, app = build()
+    with talking_to(app) as client:
+        loaded = app_state.models["grey"]
+        labels = f'backend="reference",model="grey",weights="{loaded.checkpoint.digest[:10]}"'
+        assert metric_value(client, f"scanline_model_info{{{labels}}}") == 1
+        assert metric_value(client, 'scanline_model_slow{model="grey"}') == 0
+        monkeypatch.setattr(loaded.engine, "slow", True)
+        assert metric_value(client, 'scanline_model_slow{model="grey"}') == 1
+
+
+def test_refused_probes_are_not_counted_as_refused_requests() -> None:
+    app_state, app = build()
+    with talking_to(app) as client:
+        app_state.draining = True
+        check_error(client.get("/readyz"), 503, "not_ready")
+        app_state.draining = False
+        assert 'reason="not_ready"' not in client.get("/metrics").text
+
+
 def test_refusals_are_counted_by_error_code(
     held_slot: tuple[AppState, httpx.Client, threading.Event],
 ) -> None:

@@ -41,6 +41,8 @@ def samples() -> dict[str, list[dict[str, str]]]:
     found: dict[str, list[dict[str, str]]] = {}
     with talking_to(app) as client:
         client.post("/v1/samples", json={"n": 1})
+        for path in ("/livez", "/readyz", "/metrics"):
+            client.get(path)
         text = client.get("/metrics").text
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -51,7 +53,7 @@ def samples() -> dict[str, list[dict[str, str]]]:
 def selected(expression: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Yield the metrics of an expression, and the labels and values that it selects."""
     for name, selectors in METRIC.findall(expression):
-        yield name, re.findall(r'(\w+)=~?"([^"]*)"', selectors)
+        yield name, re.findall(r'(\w+)[=!]~?"([^"]*)"', selectors)
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
@@ -73,14 +75,41 @@ def test_metrics_and_labels_exist(
         assert {label.strip() for label in grouping.split(",")} <= labels
 
 
-def test_texts_use_labels_of_their_expressions() -> None:
+def kept_labels(expression: str, samples: dict[str, list[dict[str, str]]]) -> set[str]:
+    """Return the labels of an expression's result."""
+    named = " ".join(re.findall(r"\b(?:by|on) \(([^)]*)\)", expression))
+    if re.search(r"\b(?:sum|count|absent)\b", expression):
+        return set(re.findall(r"\w+", named))
+    own = [name for name, _ in selected(expression.partition(" and ")[0])]  # none of ``up``
+    return SCRAPED.union(*(one for name in own for one in samples[name]))
+
+
+def test_texts_use_labels_of_their_expressions(samples: dict[str, list[dict[str, str]]]) -> None:
     texts = [(rule["expr"], " ".join(rule["annotations"].values())) for rule in RULES]
     for panel in PANELS:
         texts += [(target["expr"], target["legendFormat"]) for target in panel["targets"]]
     for expression, text in texts:
-        kept = " ".join(re.findall(r"\b(?:by|on) \(([^)]*)\)", expression))
         used = re.findall(r"\{\{ *(?:\$labels\.)?(\w+) *\}\}", text)
-        assert set(used) <= set(re.findall(r"\w+", kept)), text
+        assert set(used) <= kept_labels(expression, samples), text
+
+
+def test_a_busy_replica_is_not_stuck_because_another_one_is_idle() -> None:
+    (expression,) = (rule["expr"] for rule in RULES if rule["alert"] == "ScanlineStuck")
+    (running, rate), (matched,) = expression.split(" and "), re.findall(r"and( on|) ", expression)
+    assert "scanline_running_images" in running
+    assert "scanline_pixels_total" in rate
+    assert not matched, "without `on`, all labels must be equal, also `replica`"
+    app_state, app = build()
+    metrics = app_state.metrics
+    with talking_to(app):
+        reports = metrics.decoder_metrics()
+    metrics.observer("grey").add_replicas(lambda: {"busy": reports, "idle": reports})
+    labels: dict[str, set[tuple[tuple[str, str], ...]]] = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels.setdefault(sample.name, set()).add(tuple(sorted(sample.labels.items())))
+    assert (("model", "grey"), ("replica", "busy")) in labels["scanline_running_images"]
+    assert labels["scanline_running_images"] == labels["scanline_pixels_total"]
 
 
 def test_panels_do_not_overlap_and_name_the_data_source() -> None:

@@ -36,7 +36,8 @@ class AccessLogMiddleware:
         requests: Counter of replies, by route, method and status.
         seconds: Histogram of times, by route and method.
         errors: Counter of error replies, by code.
-        quiet_paths: Paths that are logged at level DEBUG.
+        quiet_paths: Paths that are logged at level DEBUG, and whose errors ``not_ready`` are not
+            counted.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class AccessLogMiddleware:
                 MutableHeaders(scope=message)["X-Request-ID"] = request_id
             elif status >= 400 and (parsed := _parse_error(message.get("body", b""))):
                 error = parsed
-                self._errors.labels(error["code"]).inc()
+                # Probes of a server that is not ready would be as many as its errors.
+                if error["code"] != "not_ready" or route_path(scope) not in self._quiet_paths:
+                    self._errors.labels(error["code"]).inc()
             await send(message)
 
         try:
@@ -111,7 +114,7 @@ class AccessLogMiddleware:
         log.log(
             logging.DEBUG if route_path(scope) in self._quiet_paths else logging.INFO,
             "%s %s %s %.1f ms %s %s%s", scope["method"], quote(scope["path"]), status, milliseconds,
-            client, state["request_id"], details, extra=extra,
+            client or "-", state["request_id"], details, extra=extra,
         )  # fmt: skip
 
 

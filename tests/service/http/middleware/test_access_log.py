@@ -13,7 +13,15 @@ import pytest
 
 from scanline.service.logs import JsonFormatter
 from scanline.service.state.app_state import AppState
-from tests.service.fixtures import build, encode, listening, metric_value, random_picture, until
+from tests.service.fixtures import (
+    build,
+    encode,
+    listening,
+    metric_value,
+    random_picture,
+    talking_to,
+    until,
+)
 
 
 @pytest.mark.parametrize("how", ["samples", "stream", "completions", "openai", "file"])
@@ -92,3 +100,14 @@ def test_forwarded_addresses_are_trusted_from_trusted_proxies_only(
             httpx.get(f"{url}/v1/models", headers=forwarded, timeout=60)
             until(lambda: caplog.records)
         assert [record.client for record in caplog.records] == [client]  # type: ignore[attr-defined]
+
+
+def test_a_client_without_an_address_keeps_the_position_of_the_fields(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="scanline.access")
+    _, app = build({"trusted_proxies": "*"})
+    with talking_to(app) as client:
+        client.get("/v1/models", headers={"X-Forwarded-For": "unknown", "X-Request-ID": "mine"})
+        until(lambda: caplog.records)
+    assert caplog.records[0].getMessage().endswith(" ms - mine")
