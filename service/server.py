@@ -18,6 +18,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from scanline.kernels.native.build import isa_from_environment
 from scanline.kernels.native.training import library
 from scanline.service.app import create_app
 from scanline.service.http.middleware.body_limit import MAX_BODY_SHARES, caller_body_bytes
@@ -187,6 +188,7 @@ def serve(settings: Settings) -> None:
         ValueError: If the server cannot work.
     """
     set_up_logs(settings.log_format, settings.log_level)
+    isa_from_environment()  # raises if it is wrong, also if only scores will use it
     app_state = AppState(settings, start_tracing())
     reloader = ModelReloader(
         settings, app_state.registry, app_state.serve, app_state.metrics.model_changes

@@ -175,6 +175,19 @@ def check_isa(isa: str) -> None:
         raise NativeBuildError(f"this CPU ({cpu()[0]}) has no {isa}; it has {', '.join(available)}")
 
 
+def isa_from_environment() -> str | None:
+    """Return ``SCANLINE_ISA`` if it is set; raise ``ValueError`` if it is no ISA of this CPU.
+
+    This is not a ``NativeBuildError``, after which callers use slower code, with other bytes.
+    """
+    isa = os.environ.get("SCANLINE_ISA") or None
+    if isa is not None and isa not in (available := cpu_isas()):
+        raise ValueError(
+            f"SCANLINE_ISA must be one of {', '.join(available)} on this CPU, not {isa!r}"
+        )
+    return isa
+
+
 def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
     """Load a source's build for an ISA, building it if needed.
 
@@ -184,18 +197,14 @@ def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
         source: The C++ file.
 
     Raises:
-        ValueError: Unknown ISA.
-        NativeBuildError: The CPU lacks the ISA, the code cannot be built, or SCANLINE_ISA is
-            unknown.
+        ValueError: Unknown ISA, or SCANLINE_ISA is none that the CPU has.
+        NativeBuildError: The CPU lacks the ISA, or the code cannot be built.
         InterruptedBuildError: The compiler was interrupted.
     """
     if isa is not None:
         check_isa(isa)
-    elif isa := os.environ.get("SCANLINE_ISA") or None:
-        try:
-            check_isa(isa)
-        except ValueError as error:
-            raise NativeBuildError(f"SCANLINE_ISA: {error}") from None
+    else:
+        isa = isa_from_environment()
     available = cpu_isas()
     failures: list[NativeBuildError] = []
     for one in available if isa is None else [isa]:

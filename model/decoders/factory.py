@@ -39,8 +39,8 @@ def create_decoder(
             backends ignore it, because they have their own.
 
     Raises:
-        ValueError: If the backend or the precision is unknown, or ``threads`` is given for another
-            backend.
+        ValueError: If the backend, the precision or SCANLINE_ISA is unknown, or ``threads`` is
+            given for another backend.
         BackendError: If the backend cannot run here.
         InsufficientResourcesError: If memory or threads do not suffice.
     """

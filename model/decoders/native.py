@@ -59,7 +59,8 @@ class NativeDecoder(Decoder):
         BackendError: If the code cannot be built or run. Its subclasses
             ``InsufficientMemoryError`` and ``InsufficientResourcesError`` mean that memory or
             threads do not suffice.
-        ValueError: If ``precision`` or ``isa`` is unknown, or ``threads`` or ``team`` is below 1.
+        ValueError: If ``precision``, ``isa`` or SCANLINE_ISA is unknown, or ``threads`` or
+            ``team`` is below 1.
     """
 
     backend = "native"

@@ -17,10 +17,11 @@ from scanline.service import __version__
 from scanline.service.distributed.replica import Replica
 from scanline.service.settings import Settings
 
-REPLICA_SETTINGS = {  # settings that replicas use; the frontend uses the others
+# Settings for which replicas must start again. The frontend uses the others, and replicas take their
+# logs' format and level when they start.
+REPLICA_SETTINGS = {
     "backend", "slots", "threads", "min_replicas", "max_replicas", "max_replicas_per_node",
     "replica_images", "replica_cpus", "replica_gpus", "scale_up_seconds", "scale_down_seconds",
-    "drain_seconds", "log_format", "log_level",
 }  # fmt: skip
 SOURCE_SUFFIXES = (".py", ".h", ".cpp", ".cu")
 SHUTDOWN_SECONDS = 5.0  # for a replica to finish its work items when it is stopped
@@ -59,10 +60,16 @@ def _source_hash() -> str:
     return digest.hexdigest()
 
 
+def _shutdown_seconds(settings: Settings) -> float:
+    return min(settings.drain_seconds, SHUTDOWN_SECONDS)
+
+
 def program_id(checkpoint: Checkpoint, settings: Settings) -> str:
     """Return the version, and a hash of the code, the weights and the replicas' settings."""
-    theirs = json.dumps(settings.model_dump(include=REPLICA_SETTINGS, mode="json"), sort_keys=True)
-    digest = hashlib.sha256("\0".join([_source_hash(), checkpoint.digest, theirs]).encode())
+    theirs = settings.model_dump(include=REPLICA_SETTINGS, mode="json")
+    theirs["shutdown_seconds"] = _shutdown_seconds(settings)
+    text = json.dumps(theirs, sort_keys=True)
+    digest = hashlib.sha256("\0".join([_source_hash(), checkpoint.digest, text]).encode())
     return f"{__version__} {digest.hexdigest()}"
 
 
@@ -92,7 +99,7 @@ def make_deployment(checkpoint: Checkpoint, settings: Settings) -> Any:
         ray_actor_options={"num_cpus": settings.replica_cpus, "num_gpus": settings.replica_gpus},
         max_replicas_per_node=settings.max_replicas_per_node,
         # Other replicas draw unfinished images again, but wait for this one if it hangs.
-        graceful_shutdown_timeout_s=min(settings.drain_seconds, SHUTDOWN_SECONDS),
+        graceful_shutdown_timeout_s=_shutdown_seconds(settings),
         # Ray stops a replica after three failed checks in a row.
         health_check_period_s=2.0,
         health_check_timeout_s=5.0,

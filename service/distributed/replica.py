@@ -25,6 +25,7 @@ from scanline.service.distributed.messages import (
     reproducibility,
 )
 from scanline.service.engine.generation import Image
+from scanline.service.logs import set_up_logs
 from scanline.service.metrics import Metrics
 from scanline.service.runtime_tuning import tune_interpreter
 from scanline.service.settings import Settings
@@ -62,6 +63,7 @@ class Replica:
             )
         self._program = program
         own = Settings(**settings)
+        set_up_logs(own.log_format, own.log_level)
         # The frontend bounds waiting images and keeps finished ones.
         own.max_waiting, own.keep_finished = sys.maxsize, 0
         if own.threads is None and own.backend in ("auto", "native"):

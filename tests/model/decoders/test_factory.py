@@ -12,6 +12,7 @@ import torch
 
 from scanline.kernels.native import abi
 from scanline.kernels.native.build import NativeBuildError
+from scanline.kernels.native.cpu import ISAS, cpu_isas
 from scanline.model.config import ModelConfig
 from scanline.model.decoders import factory
 from scanline.model.decoders.base import BackendError
@@ -32,6 +33,16 @@ def test_unknown_backend_is_rejected() -> None:
 def test_unknown_precision_is_rejected_by_every_backend(name: str) -> None:
     with pytest.raises(ValueError, match=r"precision must be .*, not 'int7'"):
         create_decoder(network_for(GREY), 1, name, precision="int7")
+
+
+@pytest.mark.parametrize("name", ["auto", "native"])
+def test_a_wrong_instruction_set_is_an_error_instead_of_slow_drawing(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for wrong in ("avx512_bf16", next(iter(ISAS.keys() - set(cpu_isas())))):
+        monkeypatch.setenv("SCANLINE_ISA", wrong)
+        with pytest.raises(ValueError, match=f"SCANLINE_ISA must be .*portable.*, not '{wrong}'"):
+            create_decoder(network_for(GREY), 1, name)
 
 
 def test_zero_slots_are_rejected(backend: str) -> None:

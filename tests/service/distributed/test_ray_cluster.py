@@ -150,7 +150,12 @@ def test_a_program_depends_on_code_weights_and_replica_settings() -> None:
     assert program().startswith(f"{__version__} ")
     # Settings of the frontend only.
     assert program() == program(port=9000, max_waiting=9000, api_key="x")
+    # Replicas need not start again for these, which they read when they start.
+    assert program() == program(log_format="json", log_level="debug", drain_seconds=60)
     other = tiny_model(GREY)
     other.head.predictor.bias.data += 1e-3
-    others = [program(Checkpoint("tiny", other)), program(slots=3), program(max_replicas=2)]
-    assert len({program(), *others}) == 4
+    others = [
+        program(Checkpoint("tiny", other)), program(slots=3), program(max_replicas=2),
+        program(drain_seconds=1),
+    ]  # fmt: skip
+    assert len({program(), *others}) == 5

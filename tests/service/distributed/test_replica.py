@@ -33,6 +33,14 @@ def test_the_share_of_a_lost_frontend_expires(
         until(lambda: replica_is_idle(local.replicas[0]), "its being forgotten")
 
 
+def test_a_replica_sets_up_its_logs(tmp_path: Path, replica_logs: list[tuple[str, str]]) -> None:
+    digest = load_checkpoint(save_tiny(tmp_path)).digest
+    fields = {"weights": tmp_path, "backend": "reference", "slots": SLOTS}
+    own = fields | {"log_format": "json", "log_level": "warning"}
+    Replica("tiny", digest, own, PROGRAM)._engine.close(0.0)
+    assert replica_logs == [("json", "warning")]
+
+
 def test_a_broken_replica_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While idle it would be chosen for every work item, until Ray's next health check."""
     ended: list[int] = []
