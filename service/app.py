@@ -73,6 +73,8 @@ def create_app(app_state: AppState, open_models: Callable[[], None]) -> FastAPI:
                 # the other engines would still draw.
                 seconds = None if app_state.failure is None else 0.0
                 await asyncio.to_thread(app_state.drain, seconds)
+            if app_state.tracing is not None:
+                await asyncio.to_thread(app_state.tracing.shutdown)
 
     app = FastAPI(
         title="Scanline", version=__version__, description=DESCRIPTION, lifespan=lifespan,

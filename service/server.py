@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import logging
 import os
 import resource
@@ -35,6 +36,7 @@ from scanline.service.tracing import start_tracing
 log = logging.getLogger("scanline.server")
 
 OTHER_FILES = 128  # open files other than connections and uploads: libraries, checkpoints, …
+MIN_CONNECTIONS = 16  # with fewer, health checks and a few browsers would shut out everyone else
 SPOOLED_BYTES = 2**20  # an upload of at least this size is kept in a temporary file
 FLUSH_SECONDS = 5  # for the last bytes of open streams, once all images are drawn
 
@@ -167,6 +169,9 @@ def raise_file_limit(connections: int, max_body: int) -> int:
 
     Returns:
         The limit on connections that the open files allow.
+
+    Raises:
+        ValueError: If the open files allow too few connections to serve anyone.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     uploads = MAX_BODY_SHARES * caller_body_bytes(max_body) // SPOOLED_BYTES
@@ -176,7 +181,13 @@ def raise_file_limit(connections: int, max_body: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         if soft < needed:
             left = max(soft - OTHER_FILES, 1)
-            connections = min(connections, left - min(uploads, left // 2))
+            allowed = left - min(uploads, left // 2)
+            if allowed < min(connections, MIN_CONNECTIONS):
+                raise ValueError(
+                    f"only {soft} files may be open, too few to serve: allow {needed} "
+                    "(`ulimit -n`, or LimitNOFILE= in systemd)"
+                )
+            connections = min(connections, allowed)
             log.warning("only %d files may be open, so at most %d connections", soft, connections)
     return connections
 
@@ -188,6 +199,8 @@ def serve(settings: Settings) -> None:
         ValueError: If the server cannot work.
     """
     set_up_logs(settings.log_format, settings.log_level)
+    # By default the signal would end the process. The file is standard error.
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     isa_from_environment()  # raises if it is wrong, also if only scores will use it
     app_state = AppState(settings, start_tracing())
     reloader = ModelReloader(
@@ -206,8 +219,6 @@ def serve(settings: Settings) -> None:
     access = "" if settings.api_keys else "; /v1 requires no key"
     log.info("listening on %s%s", ", ".join(f"http://{host}:{port}" for host in hosts), access)
     with contextlib.ExitStack() as stack:
-        if app_state.tracing is not None:
-            stack.callback(app_state.tracing.shutdown)
         for each in sockets:
             stack.enter_context(each)
         opener = stack.enter_context(_engine_opener(settings))

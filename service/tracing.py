@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Collection, MutableMapping
 from functools import partial
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scanline.server")
 
+EXPORT_SECONDS = 2.0  # for the last spans at the end; OpenTelemetry itself would try for 30 s
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
@@ -112,8 +114,12 @@ class Tracing:
         return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
 
     def shutdown(self) -> None:
-        """Export the last spans."""
-        self._provider.shutdown()
+        """Export the last spans, but wait for at most ``EXPORT_SECONDS``."""
+        thread = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        thread.start()
+        thread.join(EXPORT_SECONDS)
+        if thread.is_alive():
+            log.warning("the last traces were not exported within %g s", EXPORT_SECONDS)
 
 
 class TracingMiddleware:
@@ -187,7 +193,8 @@ def start_tracing(environment: MutableMapping[str, str] = os.environ) -> Tracing
         return None
     if "service.name" not in environment.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         environment.setdefault("OTEL_SERVICE_NAME", "scanline")
-    provider = TracerProvider()
+    # At the exit, the SDK would wait without a limit of ours.
+    provider = TracerProvider(shutdown_on_exit=False)
     for name in (names or "otlp").split(","):
         kind = name.strip()
         if kind == "otlp":
@@ -199,7 +206,11 @@ def start_tracing(environment: MutableMapping[str, str] = os.environ) -> Tracing
                 "no traces: there is no exporter %r: pip install 'scanline-rnn[otel]'", kind
             )
             return None
-        provider.add_span_processor(BatchSpanProcessor(found[0].load()()))
+        try:
+            provider.add_span_processor(BatchSpanProcessor(found[0].load()()))
+        except Exception as error:  # any of the exporter, such as a wrong value of a variable
+            log.warning("no traces: the exporter %r cannot start: %s", kind, error)
+            return None
     tracing = Tracing(provider)
     for handler in logging.getLogger().handlers:
         handler.addFilter(TraceIds(tracing))

@@ -35,15 +35,16 @@ class InsufficientResourcesError(BackendError):
 
 
 class InsufficientMemoryError(InsufficientResourcesError):
-    """Raised if the slots do not fit into memory.
+    """Raised if the slots do not fit into memory. The error says how many do.
 
     Attributes:
+        problem: The error without the number of slots that fits.
         max_slots: The largest number of slots that fits.
     """
 
-    def __init__(self, message: str, max_slots: int) -> None:
-        super().__init__(message)
-        self.max_slots = max_slots
+    def __init__(self, problem: str, max_slots: int) -> None:
+        super().__init__(f"{problem}: use at most {max_slots}")
+        self.problem, self.max_slots = problem, max_slots
 
 
 def check_slot_memory(config: ModelConfig, slots: int, state: int) -> int:
@@ -62,7 +63,7 @@ def check_slot_memory(config: ModelConfig, slots: int, state: int) -> int:
             reason = ", because softmax attention keeps every key and value of an image"
         raise InsufficientMemoryError(
             f"{slots} slots of this model take {slots * each / 1e9:.3g} GB, {each / 1e6:.3g} MB "
-            f"each{reason}; {budget / 1e9:.3g} GB are available: use at most {budget // each}",
+            f"each{reason}; {budget / 1e9:.3g} GB are available",
             max_slots=budget // each,
         )
     return slots * each

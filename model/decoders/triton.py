@@ -327,7 +327,7 @@ class TritonDecoder(Decoder):
             if slots > max_slots:
                 raise InsufficientMemoryError(
                     f"{slots:,} slots of {slot_bytes / 2**20:.2f} MiB do not fit into the free "
-                    f"memory of {self.device.name}; {max_slots:,} slots would fit",
+                    f"memory of {self.device.name}",
                     max_slots,
                 )
             capacity = f"; {max_slots:,} slots would fit"

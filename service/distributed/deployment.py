@@ -17,8 +17,8 @@ from scanline.service import __version__
 from scanline.service.distributed.replica import Replica
 from scanline.service.settings import Settings
 
-# Settings for which replicas must start again. The frontend uses the others, and replicas take their
-# logs' format and level when they start.
+# Settings for which replicas must start again. The frontend uses the others. Replicas take the
+# format and level of their logs when they start.
 REPLICA_SETTINGS = {
     "backend", "slots", "threads", "min_replicas", "max_replicas", "max_replicas_per_node",
     "replica_images", "replica_cpus", "replica_gpus", "scale_up_seconds", "scale_down_seconds",

@@ -94,7 +94,10 @@ def open_engine(
         )  # fmt: skip
     except InsufficientMemoryError as error:
         fit = _fitting_slots(error.max_slots)
-        raise BackendError(f"{error}; set SCANLINE_SLOTS to {fit}" if fit else error) from None
+        # Spare slots come on top of the setting, so the error's own number would mislead.
+        raise BackendError(
+            f"{error.problem}: set SCANLINE_SLOTS to {fit}" if fit else error
+        ) from None
     engine = Engine(checkpoint.name, decoder, settings.queue_limits, observer, spare=spare)
     engine.start()
     return engine

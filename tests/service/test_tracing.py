@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -145,6 +146,39 @@ def test_tracing_is_off_unless_it_is_configured(environment: dict[str, str]) -> 
 def test_missing_exporter_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert start_tracing({"OTEL_TRACES_EXPORTER": "pigeon"}) is None
     assert "no exporter 'pigeon'" in caplog.text
+
+
+def test_failing_exporter_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise ValueError("a port must be a number")
+
+    monkeypatch.setattr(ConsoleSpanExporter, "__init__", fail)
+    assert start_tracing({"OTEL_TRACES_EXPORTER": "console"}) is None
+    assert "the exporter 'console' cannot start: a port must be a number" in caplog.text
+
+
+def test_shutdown_does_not_wait_for_an_absent_collector(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answered, provider = threading.Event(), TracerProvider(shutdown_on_exit=False)
+    monkeypatch.setattr(provider, "shutdown", answered.wait)
+    monkeypatch.setattr("scanline.service.tracing.EXPORT_SECONDS", 0.01)
+    Tracing(provider).shutdown()
+    assert "the last traces were not exported" in caplog.text
+    answered.set()
+
+
+def test_the_end_of_the_application_exports_the_last_spans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended, tracing = threading.Event(), Tracing(TracerProvider(shutdown_on_exit=False))
+    monkeypatch.setattr(tracing, "shutdown", ended.set)
+    app_state, model = AppState(settings(), tracing), Checkpoint("it", tiny_model())
+    with talking_to(create_app(app_state, lambda: app_state.open([model]))):
+        assert not ended.is_set()
+    assert ended.is_set()
 
 
 def test_exporter_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

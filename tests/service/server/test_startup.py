@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -122,6 +123,31 @@ def test_an_unlimited_number_of_open_files_is_kept(
     monkeypatch.setattr(resource, "getrlimit", lambda which: (any_number, any_number))
     monkeypatch.setattr(resource, "setrlimit", lambda *limit: told.append(limit))
     assert (raise_file_limit(10_000, 2**20), told) == (10_000, [])
+
+
+def test_too_few_open_files_stop_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (100, 100))
+    monkeypatch.setattr(resource, "setrlimit", lambda *limit: None)
+    with pytest.raises(ValueError, match=r"only 100 files .* allow \d+ \(`ulimit -n`, or Limit"):
+        raise_file_limit(2000, 2**20)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (170, 170))
+    assert raise_file_limit(2000, 2**20) == 21
+    assert raise_file_limit(4, 2**20) == 4  # as the settings say
+
+
+def test_an_unknown_instruction_set_stops_the_server(weights: Path) -> None:
+    said = fails(weights, backend="auto", isa="avx512_bf16")
+    assert "scanline: SCANLINE_ISA must be one of " in said
+    assert "portable on this CPU, not 'avx512_bf16'" in said
+
+
+def test_sigusr1_dumps_the_stacks_and_the_server_goes_on(weights: Path, tmp_path: Path) -> None:
+    with serving(weights, tmp_path / "log") as server:
+        server.terminate(signal.SIGUSR1)
+        until(lambda: "most recent call first" in server.log.read_text(), "the stacks")
+        assert server.client.get("/livez").status_code == 200
 
 
 def test_a_port_in_use_stops_the_server_before_models_load(weights: Path) -> None:
