@@ -45,7 +45,10 @@ _Seconds = Annotated[float, Field(le=365 * 86_400)]
 class Settings(BaseSettings):
     """Settings of a server. Each field is also an environment variable ``SCANLINE_<FIELD>``."""
 
-    model_config = SettingsConfigDict(env_prefix="SCANLINE_", extra="forbid", allow_inf_nan=False)
+    # An empty variable counts as unset, as Docker Compose passes on an unset one.
+    model_config = SettingsConfigDict(
+        env_prefix="SCANLINE_", extra="forbid", allow_inf_nan=False, env_ignore_empty=True
+    )
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -229,14 +232,6 @@ class Settings(BaseSettings):
     def _ignore_service_link(cls, value: object) -> object:
         return cls.model_fields["port"].default if _is_service_link(value) else value
 
-    @field_validator("weights", mode="before")
-    @classmethod
-    def _not_empty(cls, value: object) -> object:
-        if value == "":
-            # An empty path would be the current folder.
-            raise ValueError("is empty: name a folder, or unset it")
-        return value
-
     @field_validator("models", "cors_origins", "frame_ancestors", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
@@ -266,17 +261,11 @@ class Settings(BaseSettings):
     @field_validator("api_key")
     @classmethod
     def _not_blank(cls, value: SecretStr | None) -> SecretStr | None:
-        # Docker Compose passes on an unset variable as an empty one. A blank key is a mistake.
-        if value is None or not value.get_secret_value():
-            return None
-        if not all(key.strip() for key in value.get_secret_value().split(",")):
+        if value is not None and not all(
+            key.strip() for key in value.get_secret_value().split(",")
+        ):
             raise ValueError("contains a blank key: unset it, or give a key")
         return value
-
-    @field_validator("api_key_file", mode="before")
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        return None if value == "" else value
 
     @model_validator(mode="after")
     def _read_api_keys(self) -> Settings:

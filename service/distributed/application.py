@@ -114,6 +114,8 @@ def build(arguments: dict[str, Any]) -> Any:
 
 
 def _settings(arguments: dict[str, Any]) -> Settings:
+    # Empty ones count as left out, as empty environment variables do.
+    arguments = {name: value for name, value in arguments.items() if value != ""}
     elsewhere = sorted(set(arguments) & LISTENER_SETTINGS)
     if elsewhere:
         raise ValueError(

@@ -63,8 +63,8 @@ def test_idempotency_keys_are_separate_per_caller() -> None:
         check_error(ask("192.0.2.1", 2), 422, "idempotency_key_reused")
 
 
-@pytest.mark.parametrize("keys", ["a,b", ""])
-def test_images_in_flight_are_limited_per_caller(keys: str) -> None:
+@pytest.mark.parametrize("keys", ["a,b", None])
+def test_images_in_flight_are_limited_per_caller(keys: str | None) -> None:
     decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
     decoder.before_step = lambda slots: (go_on.wait(), None)[1]
     fields = {
