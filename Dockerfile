@@ -54,10 +54,11 @@ COPY --chmod=755 service/monitoring/healthcheck.sh /usr/local/bin/scanline-healt
 # Caches, such as Triton's, are kept in a folder of their own, because a user ID without an entry has no
 # home. Some platforms choose such an ID; its group is 0. Login shells, such as KubeRay's `bash -lc`,
 # reset PATH.
-RUN useradd --create-home scanline \
+RUN useradd --uid 1000 --create-home scanline \
     && install --directory --owner scanline --group 0 --mode 2775 /var/cache/scanline \
     && echo 'PATH=/opt/scanline/bin:$PATH' > /etc/profile.d/scanline.sh
-USER scanline
+# A number, from which Kubernetes' runAsNonRoot sees that it is not root.
+USER 1000
 WORKDIR /home/scanline
 ENV PATH=/opt/scanline/bin:$PATH PYTHONUNBUFFERED=1 \
     SCANLINE_HOST=0.0.0.0,:: SCANLINE_LOG_FORMAT=json \

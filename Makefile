@@ -60,7 +60,7 @@ lock: $(RELEASING)  ## pin the newest versions that pyproject.toml allows, for t
 	@# An index or a build of torch chosen for this machine would leave out CUDA's packages.
 	env -u UV_INDEX -u UV_TORCH_BACKEND $(BIN)/uv pip compile --quiet --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate \
-	  --custom-compile-command 'make lock' $(UPGRADE) --extra cluster --extra gpu pyproject.toml \
+	  --custom-compile-command 'make lock' $(UPGRADE) --extra cluster --extra gpu --extra otel pyproject.toml \
 	  --output-file requirements.lock
 	@# CPU and CUDA builds of torch are different files, so torch gets no hash.
 	awk '/^torch==/ {sub(/ \\$$/, ""); print; skip = 1; next} /^[^ ]/ {skip = 0} !skip' \

@@ -173,7 +173,7 @@ def test_the_lock_file_covers_the_requirements() -> None:
     """Every version in it is allowed by pyproject.toml."""
     project, versions = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"], locked()
     extras = project["optional-dependencies"]
-    for text in (*project["dependencies"], *extras["cluster"], *extras["gpu"]):
+    for text in (*project["dependencies"], *extras["cluster"], *extras["gpu"], *extras["otel"]):
         wanted = Requirement(text)
         assert versions[canonicalize_name(wanted.name)], wanted
         for version in versions[canonicalize_name(wanted.name)]:

@@ -86,12 +86,18 @@ def test_kubernetes_objects_refer_to_each_other() -> None:
     (host,) = objects("ingress.yaml")["Ingress"]["spec"]["rules"]
     backends = {one["path"]: one["backend"]["service"] for one in host["http"]["paths"]}
     assert backends["/"] == {"name": service["metadata"]["name"], "port": {"name": port["name"]}}
-    assert backends["/metrics"]["name"] == objects("ingress.yaml")["Service"]["metadata"]["name"]
+    for closed in ("/metrics", "/v1/models/reload"):
+        assert backends[closed]["name"] == objects("ingress.yaml")["Service"]["metadata"]["name"]
     assert "selector" not in objects("ingress.yaml")["Service"]["spec"]
-    (keys,) = (one for one in container["env"] if one["name"] == "SCANLINE_API_KEY")
-    secret, reference = objects("secret.yaml")["Secret"], keys["valueFrom"]["secretKeyRef"]
-    assert reference["name"] == secret["metadata"]["name"]
-    assert reference["key"] in secret["stringData"]
+    (frontend,) = service_pods()[0]["template"]["spec"]["containers"]
+    for one in (container, frontend):
+        (keys,) = (each for each in one["env"] if each["name"] == "SCANLINE_API_KEY")
+        secret, reference = objects("secret.yaml")["Secret"], keys["valueFrom"]["secretKeyRef"]
+        assert reference["name"] == secret["metadata"]["name"]
+        assert reference["key"] in secret["stringData"]
+    (endpoint,) = objects("monitoring.yaml")["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    assert endpoint["path"] == "/metrics"
+    assert endpoint["port"] in {one["name"] for one in frontend["ports"]}
 
 
 def test_all_containers_run_without_privileges() -> None:
@@ -138,6 +144,14 @@ def test_variables_without_effect_are_logged(
     assert _settings({}).max_connections == 9
     assert "SCANLINE_MAX_CONNECTIONS: no effect, because Ray Serve's proxy" in caplog.text
     assert "HOST" not in caplog.text
+
+
+def test_empty_arguments_count_as_left_out() -> None:
+    pytest.importorskip("ray.serve", reason="Ray is not installed")
+    from scanline.service.distributed.application import _settings
+
+    empty = _settings({"api_key": "", "api_key_file": "", "weights": "", "max_json": ""})
+    assert empty == Settings(cluster=True)
 
 
 def test_replicas_do_not_read_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +229,15 @@ def test_folders_of_the_image_are_the_mounted_ones() -> None:
     (cache,) = re.findall(r"SCANLINE_CACHE=(\S+)", image)
     assert f"--group 0 --mode 2775 {cache}" in image
     assert COMPOSE["services"]["scanline-gpu"]["volumes"] == [f"cache:{cache}"]
+
+
+def test_the_image_runs_as_the_user_of_the_pods() -> None:
+    """By a number, because Kubernetes cannot tell whether a name is root's."""
+    (user,) = re.findall(r"^USER (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    pods = [objects("pods.yaml")["Deployment"]["spec"], *service_pods()]
+    users = {one["template"]["spec"]["securityContext"]["runAsUser"] for one in pods}
+    assert users == {int(user)}
+    assert f"useradd --uid {user} " in (ROOT / "Dockerfile").read_text()
 
 
 def test_compose_variables_are_settings() -> None:
