@@ -53,7 +53,10 @@ _ERRORS: dict[int, dict[str, Any]] = {
         "headers": _RETRY_HEADER,
     },
     500: {"description": "Drawing failed."},
-    503: {"description": "The server is loading or shutting down.", "headers": _RETRY_HEADER},
+    503: {
+        "description": "The server is loading or shutting down, or has no space for an upload.",
+        "headers": _RETRY_HEADER,
+    },
 }
 
 

@@ -134,6 +134,7 @@ class Metrics:
             "queue_full",
             "scores_full",
             "uploads_full",
+            "no_space",
             "too_many_in_flight",
             "quota_exceeded",
             "closing",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from fastapi import APIRouter, Depends, Request
 
 from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, find_model
@@ -41,12 +44,19 @@ async def reload_models(request: Request, app_state: AppStateDep) -> ReloadReply
             code="not_reloadable",
         )  # fmt: skip
     result = await app_state.reload_pool.run_for(request, app_state.reloader.reload)
+    folder = app_state.settings.weights
     failed = [
-        FailedModel(model=name or None, message=reason) for name, reason in result.failed.items()
+        FailedModel(model=name or None, message=_without_path(reason, folder))
+        for name, reason in result.failed.items()
     ]
     return ReloadReply(
         added=result.added, replaced=result.replaced, removed=result.removed, failed=failed
     )
+
+
+def _without_path(reason: str, folder: Path) -> str:
+    """Return a reason for clients, with the files' names only. The log names their folder."""
+    return reason.replace(f"{folder}{os.sep}", "").replace(str(folder), folder.name)
 
 
 @router.get("/{name}", tags=["models"], responses=error_responses(404, 503))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
@@ -13,6 +15,10 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+
+from scanline.service.http.errors import RETRY_SOON, ApiError
+
+log = logging.getLogger("scanline.server")
 
 _QUOTED = re.compile(rb'"(?:\\.|[^"\\])*"')
 # A file name as RFC 8187 encodes it, perhaps in several pieces (RFC 2231).
@@ -53,6 +59,14 @@ class _FormRequest(Request):
                     self._form = await parser.parse()
                 except MultiPartException as error:
                     raise HTTPException(400, error.message) from None
+                except OSError as error:  # of the temporary file of a large part
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                    log.error("no space for an upload in the temporary folder: %s", error)
+                    raise ApiError(
+                        503, "the server has no space for this upload; try again later",
+                        code="no_space", headers=RETRY_SOON,
+                    ) from None  # fmt: skip
         return await super()._get_form(**limits)  # type: ignore[arg-type]
 
 

@@ -211,7 +211,13 @@ def _load_copy(state: FileState) -> Checkpoint:
     path = state.path
     with tempfile.TemporaryDirectory(prefix="scanline-") as folder:
         copy = Path(folder) / path.name
-        shutil.copyfile(path, copy)
+        try:
+            shutil.copyfile(path, copy)
+        except OSError as error:  # its text would name the copy
+            reason = error.strerror
+            raise CheckpointError(
+                f"{path} cannot be copied to the temporary folder: {reason}"
+            ) from None
         if FileState.of(path) != state:
             raise CheckpointError(f"{path} changed while it was read")
         try:

@@ -106,17 +106,26 @@ def test_bug_is_500_and_is_logged_and_counted(
         assert api.samples().status_code == 200
 
 
-def test_full_disk_is_500(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "code"),
+    [
+        (errno.ENOSPC, 503, "no_space"),
+        (errno.EDQUOT, 503, "no_space"),
+        (errno.EIO, 500, "internal_error"),
+    ],
+)
+def test_a_full_or_broken_disk_is_no_fault_of_the_form(
+    number: int, status: int, code: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     async def write(file: UploadFile, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(number, os.strerror(number))
 
     with serve() as api:
         with monkeypatch.context() as full:
             full.setattr(UploadFile, "write", write)
-            check_error(api.complete(b"a picture", known_rows=1), 500, "internal_error")
-        assert "No space left on device" in caplog.text
+            check_error(api.complete(b"a picture", known_rows=1), status, code)
+        assert os.strerror(number) in caplog.text
         check_error(api.complete(b"no picture", known_rows=1), 400, "invalid_image")
 
 
