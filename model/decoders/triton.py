@@ -21,7 +21,7 @@ from torch import Tensor
 
 from scanline.kernels.cuda import decode_plan
 from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
-from scanline.kernels.cuda.fused.driver import CompileError, DriverError
+from scanline.kernels.cuda.fused.driver import DriverError
 from scanline.kernels.cuda.fused.fused_decode import (
     LAUNCH_CONFIGS,
     FusedDecode,
@@ -164,7 +164,7 @@ class TritonDecoder(Decoder):
                     capability=self.device.capability, shared=self.device.shared,
                     launch_configs=launch_configs,
                 )  # fmt: skip
-            except (CompileError, DriverError) as error:
+            except DriverError as error:
                 reason = str(error)
                 if not fused:
                     log.warning("using the Triton kernels, which are slower: %s", reason)

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from scanline.kernels.constants import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE
 from scanline.kernels.cuda.decode_config import COMPILED, DecodeConfig
-from scanline.kernels.cuda.fused.driver import DriverError, Kernel, compile_cached, load_kernel
+from scanline.kernels.cuda.fused.driver import (
+    CompileError,
+    DriverError,
+    Kernel,
+    compile_cached,
+    load_kernel,
+)
 from scanline.kernels.cuda.variants import CudaSource
 from scanline.kernels.short_conv import TAPS
 
@@ -296,8 +302,7 @@ class FusedDecode:
     """The fused decode kernel of a network, in every launch configuration that the device can run.
 
     Raises:
-        CompileError: The kernel cannot be compiled.
-        DriverError: The device cannot run the kernel in any configuration.
+        DriverError: The kernel cannot be compiled and run on the device in any configuration.
     """
 
     def __init__(
@@ -321,24 +326,28 @@ class FusedDecode:
                 f"the kernel needs more than the GPU's {shared:,} bytes of shared memory per block"
             )
         with ThreadPoolExecutor() as threads:
-            binaries = list(threads.map(compiled, launch_configs))
+            binaries = [threads.submit(compiled, launch) for launch in launch_configs]
         self._kernels: list[tuple[LaunchConfig, Kernel, int]] = []
-        message = "the GPU cannot run any of its blocks"
+        errors = dict[LaunchConfig, str]()
         for launch, binary in zip(launch_configs, binaries, strict=True):
             try:
                 kernel = load_kernel(
-                    binary, "fused_decode", torch.cuda.current_device(), threads=32 * launch.warps,
-                    shared=shared_bytes(config, launch), cluster=launch.cluster,
+                    binary.result(), "fused_decode", torch.cuda.current_device(),
+                    threads=32 * launch.warps, shared=shared_bytes(config, launch),
+                    cluster=launch.cluster,
                 )  # fmt: skip
                 max_clusters = kernel.max_active_clusters()
-            except DriverError as error:  # a MIG slice may be too small for a large cluster
-                message = str(error)
-                log.warning("the GPU does not support %s: %s", launch, message)
+            # A MIG slice may be too small for a large cluster, or NVRTC may refuse an instruction.
+            except (CompileError, DriverError) as error:
+                errors[launch] = str(error)
                 continue
             if max_clusters:
                 self._kernels.append((launch, kernel, max_clusters))
         if not self._kernels:
+            message = next(iter(errors.values()), "the GPU cannot run any of its blocks")
             raise DriverError(f"no launch configuration works on this GPU: {message}")
+        for launch, message in errors.items():
+            log.warning("the fused kernel does not use %s: %s", launch, message)
 
     def run(self, rows: int, pixels: int) -> None:
         """Draw ``pixels`` pixels of the first ``rows`` rows; guided images start at even rows."""

@@ -49,7 +49,7 @@ DEVICE void mbarrier_init(u64* mbarrier) {
 
 // Set the number of bytes that complete the current phase.
 DEVICE void mbarrier_expect(u64* mbarrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.relaxed.cta.shared::cta.b64 _, [%0], %1;"
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  :: "r"(address_of(mbarrier)), "r"(bytes) : "memory");
 }
 

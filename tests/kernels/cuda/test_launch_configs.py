@@ -15,7 +15,7 @@ import torch
 from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
 from scanline.kernels.cuda.decode_config import COMPILED
 from scanline.kernels.cuda.fused import fused_decode
-from scanline.kernels.cuda.fused.driver import DriverError, literal
+from scanline.kernels.cuda.fused.driver import CompileError, DriverError, literal
 from scanline.kernels.cuda.fused.fused_decode import (
     LAUNCH_CONFIGS,
     FusedDecode,
@@ -121,44 +121,80 @@ def test_staging_needs_a_warp_per_chunk() -> None:
     assert {x.cluster for x in LAUNCH_CONFIGS if x.fits(wide)} == {1}
 
 
-def test_unsupported_launch_configs_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+class FakeKernel:
+    """Kernel that records launches, in a list of numbers of blocks and pixels."""
+
+    def __init__(self, cluster: int, max_clusters: int, launched: list[tuple[int, int]]) -> None:
+        self.cluster, self.max_clusters, self.launched = cluster, max_clusters, launched
+
+    def max_active_clusters(self) -> int:
+        if self.cluster > 8:
+            raise DriverError("cuOccupancyMaxActiveClusters: invalid cluster size (912)")
+        return self.max_clusters if self.cluster < 8 else 0
+
+    def launch(self, clusters: int, arguments: Any) -> None:
+        self.launched.append((clusters * self.cluster, arguments.pixels))
+
+
+class FakeGpu:
+    """GPU that runs up to ``max_clusters`` clusters of fewer than 8 blocks.
+
+    Configurations whose cluster size is in ``not_compiled`` do not compile.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.max_clusters, self.not_compiled = 1, set[int]()
+        self.launched = list[tuple[int, int]]()
+        memory = {name: torch.empty(0) for name in fused_decode._POINTERS}
+        memory["positions"] = torch.empty(9)
+        monkeypatch.setattr(fused_decode, "kernel_memory", lambda *arguments: memory)
+        monkeypatch.setattr(fused_decode, "compile_cached", self.compile)
+        monkeypatch.setattr(fused_decode, "load_kernel", self.load)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    def compile(self, text: str, name: str, macros: dict[str, int], *more: Any) -> bytes:
+        if macros["CLUSTER"] in self.not_compiled:
+            raise CompileError(f"{name} does not compile: Illegal modifier")
+        return b"code"
+
+    def load(self, *arguments: Any, cluster: int, **more: Any) -> FakeKernel:
+        return FakeKernel(cluster, self.max_clusters, self.launched)
+
+    def open(self) -> FusedDecode:
+        s = COMPILED["mnist-paper"]
+        return FusedDecode(s, {}, {}, capability=(9, 0), shared=SHARED_BYTES[90])
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
+
+
+def test_unsupported_launch_configs_are_skipped(gpu: FakeGpu) -> None:
     """A MIG slice may be too small for large clusters."""
-    s, launched = COMPILED["mnist-paper"], list[tuple[int, int]]()
-    memory = {name: torch.empty(0) for name in fused_decode._POINTERS}
+    gpu.open().run(3, 28)
+    assert gpu.launched == [(4, 28)]
+    gpu.max_clusters = 0
+    with pytest.raises(
+        DriverError, match=r"no launch configuration works .*: cuOcc.* cluster size"
+    ):
+        gpu.open()
 
-    class FakeKernel:
-        def __init__(self, cluster: int, max_clusters: int) -> None:
-            self.cluster, self.max_clusters = cluster, max_clusters
 
-        def max_active_clusters(self) -> int:
-            if self.cluster > 8:
-                raise DriverError("cuOccupancyMaxActiveClusters: invalid cluster size (912)")
-            return self.max_clusters if self.cluster < 8 else 0
-
-        def launch(self, clusters: int, arguments: Any) -> None:
-            launched.append((clusters * self.cluster, arguments.pixels))
-
-    monkeypatch.setattr(
-        fused_decode, "kernel_memory", lambda *arguments: memory | {"positions": torch.empty(9)}
-    )
-    monkeypatch.setattr(fused_decode, "compile_cached", lambda *arguments: b"")
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    for max_clusters in (1, 0):
-        monkeypatch.setattr(
-            fused_decode,
-            "load_kernel",
-            lambda *arguments, cluster, max_clusters=max_clusters, **more: FakeKernel(
-                cluster, max_clusters
-            ),
-        )
-        if max_clusters:
-            FusedDecode(s, {}, {}, capability=(9, 0), shared=SHARED_BYTES[90]).run(3, 28)
-        else:
-            with pytest.raises(
-                DriverError, match=r"no launch configuration works .*: cuOcc.* cluster size"
-            ):
-                FusedDecode(s, {}, {}, capability=(9, 0), shared=SHARED_BYTES[90])
-    assert launched == [(4, 28)]
+def test_launch_configs_that_do_not_compile_are_skipped(
+    gpu: FakeGpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another NVRTC may refuse an instruction that only clusters use."""
+    gpu.not_compiled = {4, 8, 16}
+    gpu.open().run(3, 28)
+    assert gpu.launched == [(2, 28)]
+    assert "LaunchConfig(cluster=4, rows=16" in caplog.text
+    assert "decode.cu does not compile: Illegal modifier" in caplog.text
+    caplog.clear()
+    gpu.not_compiled |= {1, 2}
+    with pytest.raises(DriverError, match=r"no launch configuration works .*: Illegal modifier"):
+        gpu.open()
+    assert not caplog.text
 
 
 def test_too_little_shared_memory_raises() -> None:
