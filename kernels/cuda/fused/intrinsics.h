@@ -53,16 +53,27 @@ DEVICE void mbarrier_expect(u64* mbarrier, int bytes) {
                  :: "r"(address_of(mbarrier)), "r"(bytes) : "memory");
 }
 
+// Whether the bytes of a phase have arrived; it may wait for them for a limited time.
+DEVICE bool mbarrier_try_wait(u64* mbarrier, int phase) {
+    u32 done;
+    asm volatile(
+        "{\n.reg .pred through;\n"
+        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 through, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, through;\n}"
+        : "=r"(done) : "r"(address_of(mbarrier)), "r"(phase) : "memory"
+    );
+    return done;
+}
+
 // Wait until the bytes of a phase have arrived; phases alternate between 0 and 1. The data arrives in
 // this block's own shared memory, and a block reads from device memory only what it has written itself.
 // So the scope is the block (cta): a wider scope would invalidate the L1 cache. (In `store_shared_z`, two
 // blocks write a z that both have read. The data that they exchange depends on z, so the order holds.)
+// If bytes are lost, the kernel fails after 2^26 tries, at least a second, because it would never end.
 DEVICE void mbarrier_wait(u64* mbarrier, int phase) {
-    asm volatile(
-        "{\n.reg .pred through;\nagain:\n"
-        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 through, [%0], %1;\n"
-        "@!through bra again;\n}" :: "r"(address_of(mbarrier)), "r"(phase) : "memory"
-    );
+    for (u32 tries = 0; !mbarrier_try_wait(mbarrier, phase); tries++) {
+        if (tries >> 26) __trap();
+    }
 }
 
 // Start a copy of `bytes` bytes, a multiple of 16, to shared memory, counted by `mbarrier`. One thread
