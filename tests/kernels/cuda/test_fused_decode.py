@@ -13,11 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from scanline.kernels.cuda.fused.fused_decode import LaunchConfig, mma_fragments
+from scanline.kernels.cuda.fused.fused_decode import (
+    LAUNCH_CONFIGS,
+    LaunchConfig,
+    mma_fragments,
+)
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.packing import decode_config_for
 from scanline.model.decoders.reference import ReferenceDecoder
+from scanline.model.network import LinearTransformer
 from tests.conftest import random_network
 from tests.emulator.emulator import build, draw
 
@@ -166,19 +171,24 @@ def test_linear_encoding_is_more_exact_than_bf16(launch_config: LaunchConfig, fo
     assert split_error.mean() < 0.1 * bf16_error.mean()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["grey", pytest.param("paper", marks=pytest.mark.broad)])
-def test_many_rows_draw_the_same_bytes_as_few(name: str, folder: Path) -> None:
-    """More rows than a warp processes at a time, in two blocks."""
-    config, count = CONFIGS[name], 60
-    network = random_network(config).float().eval()
+def many_images(config: ModelConfig, count: int) -> tuple[LinearTransformer, InputBatch]:
+    """Return a network and the inputs of images with known pixels and, if it has any, classes."""
     inputs, rng = InputBatch.empty(config, count), np.random.default_rng(2)
     inputs.seed[:] = np.arange(count)
     inputs.known[:] = rng.random(inputs.known.shape) < 0.3
     inputs.canvas[:] = rng.integers(0, 256, inputs.canvas.shape)
     if config.classes:
         inputs.label[:] = np.arange(count) % len(config.classes)
-    rows = rng.permutation(count).tolist()
+    return random_network(config).float().eval(), inputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grey", pytest.param("paper", marks=pytest.mark.broad)])
+def test_many_rows_draw_the_same_bytes_as_few(name: str, folder: Path) -> None:
+    """More rows than a warp processes at a time, in two blocks."""
+    config, count = CONFIGS[name], 60
+    network, inputs = many_images(config, count)
+    rows = np.random.default_rng(1).permutation(count).tolist()
     many = draw(network, MANY_ROWS, inputs, rows, folder, [2, config.pixels - 2])
     some = rows[:3] + rows[-4:]
     few = draw(network, STAGED, inputs, some, folder, [config.pixels])
@@ -200,6 +210,24 @@ def test_slices_of_hidden_features_draw_the_same_bytes(folder: Path) -> None:
     assert whole.canvas.tobytes() == slices.canvas.tobytes()
     assert whole.bits[rows].tobytes() == slices.bits[rows].tobytes()
     assert whole.bits[rows].all()
+
+
+@pytest.mark.broad
+@pytest.mark.slow
+def test_configs_of_a_device_draw_the_same_bytes(folder: Path) -> None:
+    """With 16 rows per cluster, which use two tiles of rows, and with 32 rows per block."""
+    config, count = small("mnist", height=1, d_ff=512), 30
+    network, inputs = many_images(config, count)
+    launch_configs = [x for x in LAUNCH_CONFIGS if x.fits(decode_config_for(config))]
+    chosen = [x for x in launch_configs if x.rows == 16 or (x.cluster, x.rows) == (1, 32)]
+    assert {x.cluster for x in chosen} == {1, 2, 4}
+    one, *others = (draw(network, x, inputs, range(count), folder, [config.pixels]) for x in chosen)
+    assert one.bits.all()
+    for other in others:
+        assert one.canvas.tobytes() == other.canvas.tobytes()
+        assert one.bits.tobytes() == other.bits.tobytes()
+        assert torch.equal(one.kv, other.kv)
+        assert torch.equal(one.z, other.z)
 
 
 def test_rows_without_active_image_are_not_modified(folder: Path) -> None:
