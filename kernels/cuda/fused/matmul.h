@@ -207,6 +207,9 @@ struct Matmul : RowSampler {
                 }
             }
         }
-        sync_block();  // all reads are done before the buffers are written again
+        // All reads are done before the buffers are written again. In a cluster, waiting for the exchange
+        // does not replace this, because it counts only the stores that arrive in this block: a thread
+        // that stores to other blocks may still read.
+        sync_block();
     }
 };
