@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from scanline.kernels.cuda.fused.fused_decode import (
     unsupported_reason,
 )
 from scanline.model.config import PRESETS
+from tests.conftest import ROOT
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # per block
 
@@ -83,6 +85,33 @@ def test_every_preset_has_configs_for_few_and_many_rows() -> None:
         )
         assert older
         assert {config.cluster for config in older} == {1}
+
+
+def test_documented_sizes_are_supported() -> None:
+    """The table lists each ``d_model`` with which every preset is supported, and no other."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    rows = re.findall(r"^\| (\d+) kB \|[^|]*\| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
+    widths, hidden = range(128, 1281, 128), range(128, 2049, 128)
+    sliced = {d_ff for d_ff in hidden if d_ff % 512 == 0 or d_ff % 640 == 0}
+
+    def supports_all(d_model: int, d_ff: int, kilobytes: int) -> bool:
+        sizes: dict[str, Any] = {"d_model": d_model, "heads": d_model // 32, "d_ff": d_ff}
+        return all(
+            supported_configs(
+                replace(COMPILED[name], **sizes), LAUNCH_CONFIGS,
+                capability=(9, 0) if kilobytes == 227 else (8, 0), shared=kilobytes << 10,
+            )
+            for name in PRESETS if unsupported_reason(COMPILED[name]) is None
+        )  # fmt: skip
+
+    assert [kilobytes for kilobytes, *_ in rows] == ["227", "163", "99"]
+    for kilobytes, *cells in rows:
+        for cell, chosen in zip(cells, (sliced, {*hidden} - sliced), strict=True):
+            supported = [
+                d_model for d_model in widths
+                if all(supports_all(d_model, d_ff, int(kilobytes)) for d_ff in chosen)
+            ]  # fmt: skip
+            assert cell == (", ".join(map(str, supported)) or "none")
 
 
 @pytest.mark.parametrize(
