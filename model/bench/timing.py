@@ -20,6 +20,7 @@ from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
 
 MAX_BITS_ERROR = 0.01  # bits/dim by which a precision may change a few images
+WARM_UP = 0.3  # seconds until the clocks of a GPU are high
 
 DecoderFactory = Callable[[LinearTransformer, int], Decoder]  # network, slots
 
@@ -32,7 +33,7 @@ class Timing:
         model: Name of the network.
         backend: Name of the backend.
         slots: Number of images sampled in parallel.
-        pixels: Pixels sampled of each.
+        pixels: Pixels sampled of each, at most a whole image.
         milliseconds_per_step: Time of a step of all slots.
         seconds_per_image: Time until all slots have a whole image.
         images_per_second: Throughput.
@@ -143,6 +144,28 @@ def measure(
         n = min(28, 2 * n, pixels - done, max(1, int((seconds - elapsed) * done / elapsed)))
 
 
+def measure_images(
+    start: Callable[[], object], draw: Callable[[int], object], pixels: int, seconds: float,
+    finish: Callable[[], object] = lambda: None,
+) -> tuple[int, float]:  # fmt: skip
+    """Sample images one after another, and return the number of pixels and the seconds per pixel.
+
+    An image that takes longer than ``seconds`` is not finished; shorter ones are repeated.
+
+    Args:
+        start: Starts a new image in every slot, which is not timed.
+        draw, pixels, seconds, finish: As in ``measure``; ``pixels`` is the number of an image.
+    """
+    total, spent = 0, 0.0
+    while True:
+        start()
+        done, pixel = measure(draw, pixels, seconds, finish)
+        total += done
+        spent += done * pixel
+        if done < pixels or spent >= seconds:
+            return total, spent / total
+
+
 def time_decoder(
     name: str, decoder: Decoder, seconds: float, repeats: int, style: SamplingDefaults | None = None
 ) -> Timing:
@@ -151,23 +174,27 @@ def time_decoder(
     Args:
         name: Name of the network.
         decoder: Decoder to time.
-        seconds: Time of a run.
+        seconds: Time of a run; images that take less are repeated.
         repeats: Number of runs, whose median is returned.
         style: Sampling options, as for ``start_blank_images``.
     """
     numbers = start_blank_images(decoder, style)
-    decoder.step(numbers, 1)  # warm-up: touches memory and starts threads
+    decoder.step(numbers, 1)  # touches memory and starts threads
 
     def draw(n: int) -> None:
         decoder.launch(numbers, n)
         decoder.synchronize(decoder.max_in_flight - 1)
 
-    runs = []
+    def run(seconds: float) -> tuple[int, float]:
+        return measure_images(
+            lambda: start_blank_images(decoder, style), draw, decoder.config.pixels, seconds,
+            decoder.synchronize,
+        )  # fmt: skip
+
+    run(WARM_UP)
     native = decoder if isinstance(decoder, NativeDecoder) else None
     before = native.bytes_moved if native else 0
-    for _ in range(repeats):
-        start_blank_images(decoder, style)
-        runs.append(measure(draw, decoder.config.pixels, seconds, decoder.synchronize))
+    runs = [run(seconds) for _ in range(repeats)]
     steps = sum(done for done, _ in runs) * decoder.config.steps_per_pixel
     moved = (native.bytes_moved - before) / steps if native else None
     return _timing(name, decoder, decoder.config, decoder.max_slots, runs, moved)
@@ -182,7 +209,7 @@ def _timing(
     pixel = statistics.median(time for _, time in runs)
     step = pixel / config.steps_per_pixel
     return Timing(
-        name, sampler.backend, slots, min(done for done, _ in runs), step * 1e3,
+        name, sampler.backend, slots, min(config.pixels, *(done for done, _ in runs)), step * 1e3,
         pixel * config.pixels, slots / (pixel * config.pixels),
         operations_per_step(config) * slots / step / 1e9,
         moved / step / 1e9, sampler.precision,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from scanline.model.bench import cpu as bench
 from scanline.model.bench.models import find_models
 from scanline.model.bench.roofline import Bound, bytes_per_step
 from scanline.model.bench.table import format_row
-from scanline.model.bench.timing import Timing, check_decoder, time_decoder
+from scanline.model.bench.timing import Timing, check_decoder, measure_images, time_decoder
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.base import BackendError, Decoder
 from scanline.model.decoders.native import NativeDecoder
@@ -64,6 +65,30 @@ def test_decoder_that_differs_is_not_timed() -> None:
 
     with pytest.raises(RuntimeError, match="bits/dim from the reference, so it is not timed"):
         check_decoder(network_for(tiny_config()), open_another)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "images", "drawn"),
+    [pytest.param(5, 3, 15, id="repeated"), pytest.param(100, 1, 13, id="not finished")],
+)
+def test_images_are_repeated_for_the_time_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, pixels: int, images: int, drawn: int
+) -> None:
+    """A pixel takes 1 s, and a run at least 12.5 s. Starting images is not timed."""
+    clock, started = [0.0], list[int]()
+
+    def start() -> None:
+        started.append(0)
+        clock[0] += 1000
+
+    def draw(n: int) -> None:
+        clock[0] += n
+        started[-1] += n
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    assert measure_images(start, draw, pixels, 12.5) == (drawn, 1.0)
+    assert len(started) == images
+    assert sum(started) == drawn
 
 
 def test_short_times_are_not_rounded_to_zero() -> None:
