@@ -25,6 +25,23 @@ SLOTS = (10_000, 1, 1_024, 64)  # the most important first, because time may run
 MANY_ROWS = LAUNCH_CONFIGS[-1:]  # used with 10,000 images
 PREFETCH = "prefetch_state(layer, head, pair + 2 * ROUND)"
 FIRST_PREFETCH = "pair < 2 * ROUND"
+LOAD_WEIGHTS = (
+    """ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));""",
+    """ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p), "l"(0x14F0000000000000ull));""",
+)  # the policy evict_last
+PREFETCH_KV = "prefetch_l2(a.kv + lane * (K * K / 32) + (u64)index * (K * K));"
+PREFETCH_KV_AT_ONCE = f"""
+#if __CUDA_ARCH__ >= 900
+        if (lane == 0) {{
+            asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;"
+                :: "l"(a.kv + (u64)index * (K * K)), "n"(4 * K * K), "l"(0x12F0000000000000ull));
+        }}
+#else
+        {PREFETCH_KV}
+#endif
+"""  # the policy evict_first
 
 
 @dataclass(frozen=True)
@@ -81,6 +98,8 @@ VARIANTS = (
     _one_block("16 warps", 80, 16, 1),
     _prefetch(1),
     _prefetch(3),
+    Variant("weights stay in L2", MANY_ROWS, (LOAD_WEIGHTS,)),
+    Variant("prefetch states at once", MANY_ROWS, ((PREFETCH_KV, PREFETCH_KV_AT_ONCE),)),
     Variant("one tile per warp", MANY_ROWS, (("WARPS <= 8 ? 2 : 1", "false ? 2 : 1"),)),
 )
 
