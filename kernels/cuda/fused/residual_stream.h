@@ -129,29 +129,45 @@ struct ResidualStream {
         }
     }
 
-    // Replace a row by its short convolution, and store the row in its ring buffer.
+    // Whether a tap of the short convolution lies in the image at step `t`; its input is `offset` steps old.
+    DEVICE static bool has_tap(int tap, int t, int offset) {
+        const int column = t % IMAGE_WIDTH;
+        return t >= offset && (tap == 3 || (tap == 4 ? column < IMAGE_WIDTH - 1 : column > 0));
+    }
+
+    // Replace a row by its short convolution, and store the row in its ring buffer. With few rows, the
+    // inputs of all taps are loaded before they are used, so that the loads overlap. With many rows,
+    // registers are scarce.
     DEVICE void convolve(float (&v)[D / 32], const float* weight, float* ring, int n) {
         if (!unfinished(n)) return;
         const int t = step[n];
         float* ring_row = ring + (long long)slot[n] * (RING * D);
+        constexpr int OFFSETS[5] = {0, 1, IMAGE_WIDTH + 1, IMAGE_WIDTH, IMAGE_WIDTH - 1};
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            const int d = i / 4 * 128 + lane * 4 + i % 4;
-            float sum = weight[d] * v[i];
+        for (int i = 0; i < D / 32; i += 4) {
+            const int d = i / 4 * 128 + lane * 4;
+            const auto load = [&](int tap) {
+                return *(const float4*)(ring_row + (t + RING - OFFSETS[tap]) % RING * D + d);
+            };
+            float4 inputs[5];
 #pragma unroll
             for (int tap = 1; tap < 5; tap++) {
-                const int offset = tap == 1 ? 1
-                    : tap == 2 ? IMAGE_WIDTH + 1 : tap == 3 ? IMAGE_WIDTH : IMAGE_WIDTH - 1;
-                const bool inside = tap == 3 ? true
-                    : tap == 4 ? t % IMAGE_WIDTH < IMAGE_WIDTH - 1 : t % IMAGE_WIDTH > 0;
-                if (t >= offset && inside) {
-                    sum = fma_rn(
-                        weight[tap * D + d], ring_row[(t + RING - offset) % RING * D + d], sum
-                    );
+                if (ROWS == 8 && has_tap(tap, t, OFFSETS[tap])) inputs[tap] = load(tap);
+            }
+            const float4 own = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+            const float4 w0 = *(const float4*)(weight + d);
+            v[i] = w0.x * own.x, v[i + 1] = w0.y * own.y;
+            v[i + 2] = w0.z * own.z, v[i + 3] = w0.w * own.w;
+#pragma unroll
+            for (int tap = 1; tap < 5; tap++) {
+                if (has_tap(tap, t, OFFSETS[tap])) {
+                    const float4 x = ROWS == 8 ? inputs[tap] : load(tap);
+                    const float4 w = *(const float4*)(weight + tap * D + d);
+                    v[i] = fma_rn(w.x, x.x, v[i]), v[i + 1] = fma_rn(w.y, x.y, v[i + 1]);
+                    v[i + 2] = fma_rn(w.z, x.z, v[i + 2]), v[i + 3] = fma_rn(w.w, x.w, v[i + 3]);
                 }
             }
-            ring_row[t % RING * D + d] = v[i];
-            v[i] = sum;
+            *(float4*)(ring_row + t % RING * D + d) = own;
         }
     }
 
