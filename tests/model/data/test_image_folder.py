@@ -105,7 +105,7 @@ def test_transparent_images_are_composited_on_black(tmp_path: Path, grey: bool) 
     assert first[1, 0, 0] == 0
     assert abs(int(first[0, 0, 0]) - 50) <= 1
     assert second.max() == 0
-    config = tiny_config(height=4, width=4, channels=1 if grey else 3)
+    config = tiny_config(height=4, width=4, channels=1 if grey else 3, head="logistic_mixture")
     with (tmp_path / "a.png").open("rb") as file:
         uploaded = read_image(file, config, "cover")
     np.testing.assert_array_equal(uploaded.reshape(first.shape), first)

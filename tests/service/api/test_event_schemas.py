@@ -60,7 +60,9 @@ def test_every_value_is_written_at_its_position(
     channels: int, granularity: Granularity, size: int
 ) -> None:
     """Covers all 256 values, complete images, and one that was cancelled within a row."""
-    config = dataclasses.replace(GREY, height=13, width=20, channels=channels)
+    config = dataclasses.replace(
+        GREY, height=13, width=20, channels=channels, head="logistic_mixture"
+    )
     canvas = np.arange(config.pixels * channels).astype(np.uint8).reshape(-1, channels)
     generation = Generation("fake", config, GenerationSpec(n=3, seed=0))
     for image in generation.images:
