@@ -176,9 +176,11 @@ def check_isa(isa: str) -> None:
 
 
 def isa_from_environment() -> str | None:
-    """Return ``SCANLINE_ISA`` if it is set; raise ``ValueError`` if it is no ISA of this CPU.
+    """Return ``SCANLINE_ISA``, or None if it is not set.
 
-    This is not a ``NativeBuildError``, after which callers use slower code, with other bytes.
+    Raises:
+        ValueError: The CPU lacks it. After a ``NativeBuildError``, callers would use slower code
+            instead, which may draw other bytes.
     """
     isa = os.environ.get("SCANLINE_ISA") or None
     if isa is not None and isa not in (available := cpu_isas()):
@@ -197,7 +199,7 @@ def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
         source: The C++ file.
 
     Raises:
-        ValueError: Unknown ISA, or SCANLINE_ISA is none that the CPU has.
+        ValueError: The ISA is unknown, or SCANLINE_ISA names one that the CPU lacks.
         NativeBuildError: The CPU lacks the ISA, or the code cannot be built.
         InterruptedBuildError: The compiler was interrupted.
     """

@@ -48,7 +48,7 @@ How we measured:
 - Training times are CPU seconds of a process with one thread, which other programs on the machine \
 affect less than the time on the clock. Evaluations do not count.
 - A spread is that of the timings, or a 95 % confidence interval over the test data, or that of \
-several seeds of the training. It says nothing about other seeds where there is one.
+several seeds of the training. If there is one seed, the spread says nothing about others.
 - On a CPU, causal `linear` trains in our C++, `softmax` in PyTorch's fused kernel, and everything \
 else in plain PyTorch.
 - `lsh` averages its rounds of hashing, as the authors do, but draws its hash functions once, \

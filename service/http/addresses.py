@@ -27,7 +27,7 @@ def client_network(address: str) -> str:
     It is an IPv4 address itself, but the /64 network of an IPv6 address, because one client usually
     owns all of it. An IPv4-mapped IPv6 address, which some proxies write, is the IPv4 address.
     """
-    if not address:  # what a proxy forwarded is no address (see ``client_address``)
+    if not address:  # a proxy forwarded something else (see ``client_address``)
         return address
     ip = ipaddress.ip_address(address.partition("%")[0])
     if ip.version == 4 or ip.ipv4_mapped:

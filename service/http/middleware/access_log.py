@@ -72,7 +72,7 @@ class AccessLogMiddleware:
                 MutableHeaders(scope=message)["X-Request-ID"] = request_id
             elif status >= 400 and (parsed := _parse_error(message.get("body", b""))):
                 error = parsed
-                # Probes of a server that is not ready would be as many as its errors.
+                # Otherwise each probe of a starting server would count as an error.
                 if error["code"] != "not_ready" or route_path(scope) not in self._quiet_paths:
                     self._errors.labels(error["code"]).inc()
             await send(message)
