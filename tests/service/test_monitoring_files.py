@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,3 +135,18 @@ def test_alerts_have_a_summary_and_a_severity() -> None:
     for rule in RULES:
         assert rule["annotations"].keys() == {"summary", "description"}
         assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def test_alerts_fire_and_stay_silent() -> None:
+    path = ROOT / "tests" / "service" / "alerts_test.yaml"
+    cases = [
+        case
+        for group in yaml.safe_load(path.read_text())["tests"]
+        for case in group["alert_rule_test"]
+    ]
+    firing = {case["alertname"] for case in cases if case.get("exp_alerts")}
+    assert firing == {rule["alert"] for rule in RULES}
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("promtool, which comes with Prometheus, is not installed")
+    done = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True)
+    assert not done.returncode, done.stdout + done.stderr
