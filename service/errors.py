@@ -13,9 +13,7 @@ from starlette.routing import Match, Mount
 from scanline.model.images import ImageError
 from scanline.service.engine.generation import FinishReason, Generation
 from scanline.service.engine.idempotency import IdempotencyConflictError
-from scanline.service.engine.in_flight import TooManyInFlightError
-from scanline.service.engine.queue_limits import ClosedError, QueueFullError
-from scanline.service.engine.quota import QuotaExceededError
+from scanline.service.engine.queue_limits import ClosedError, RefusedError
 from scanline.service.http.bodies import describe_json_error, media_type, wrong_media_type
 from scanline.service.http.disconnect import ClientDisconnectedError
 from scanline.service.http.errors import (
@@ -27,8 +25,7 @@ from scanline.service.http.errors import (
 from scanline.service.http.paths import root_path, route_path
 
 DOMAIN_ERRORS: tuple[type[Exception], ...] = (
-    ImageError, QueueFullError, ClosedError, TooManyInFlightError, QuotaExceededError,
-    IdempotencyConflictError,
+    ImageError, RefusedError, ClosedError, IdempotencyConflictError,
 )  # fmt: skip
 
 ERROR_SCHEMA: dict[str, Any] = {"model": ErrorReply}
@@ -70,16 +67,11 @@ def to_api_error(error: Exception) -> ApiError:
     match error:
         case ImageError():
             return ApiError(400, str(error), param=error.param, code=error.code)
-        case QueueFullError():
+        case RefusedError():
             headers = {"Retry-After": str(error.retry_after)}
-            return ApiError(429, str(error), code="queue_full", headers=headers)
+            return ApiError(429, str(error), code=error.code, headers=headers)
         case ClosedError():
             return ApiError(503, str(error), code="closing", headers=RETRY_SOON)
-        case TooManyInFlightError():
-            return ApiError(429, str(error), code="too_many_in_flight", headers=RETRY_SOON)
-        case QuotaExceededError():
-            headers = {"Retry-After": str(error.retry_after)}
-            return ApiError(429, str(error), code="quota_exceeded", headers=headers)
         case IdempotencyConflictError():
             return ApiError(
                 422,

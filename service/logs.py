@@ -9,10 +9,8 @@ import time
 import warnings
 from typing import Any
 
-_EXTRAS = (
-    "request_id", "method", "path", "status", "milliseconds", "client", "key", "generation",
-    "model", "n", "outcome", "code", "param", "trace_id", "span_id",
-)  # fmt: skip
+# Attributes of every record. A record's others are fields of the event (``extra``).
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"}
 
 
 class JsonFormatter(logging.Formatter):
@@ -28,10 +26,10 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {key: getattr(record, key) for key in _EXTRAS if hasattr(record, key)}
+        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+        return json.dumps(line, default=str)
 
 
 def set_up_logs(style: str, level: str) -> None:

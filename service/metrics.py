@@ -69,14 +69,14 @@ class Metrics:
         model_label, registry = ["model"], self._registry
         self.queue_seconds = Histogram(
             "scanline_queue_seconds",
-            "From request to the first image admitted.",
+            "From queueing a request to its first running image.",
             model_label,
             buckets=_WAIT_BUCKETS,
             registry=registry,
         )
         self.first_pixel_seconds = Histogram(
             "scanline_first_pixel_seconds",
-            "From request to the first pixel drawn.",
+            "From queueing a request to its first pixel.",
             model_label,
             buckets=_WAIT_BUCKETS,
             registry=registry,
@@ -100,7 +100,7 @@ class Metrics:
         )
         self.generation_seconds = Histogram(
             "scanline_generation_seconds",
-            "From request to the last image of complete generations.",
+            "From queueing a request to its last image.",
             model_label,
             buckets=_WAIT_BUCKETS,
             registry=registry,

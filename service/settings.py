@@ -28,9 +28,18 @@ _FRAME_ANCESTOR = re.compile(r"'(self|none)'|[^\x00-\x20;,'\x7f-\U0010ffff]+")
 # An origin as browsers send it: scheme, host and port only.
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
-_CLUSTER_SETTINGS = {
+# Settings that need ``cluster``.
+CLUSTER_SETTINGS = {
     "min_replicas", "max_replicas", "max_replicas_per_node", "replica_images", "replica_cpus",
     "replica_gpus", "scale_up_seconds", "scale_down_seconds",
+}  # fmt: skip
+# Settings for which replicas must start again. The frontend uses the others. Replicas take the
+# format and level of their logs when they start.
+REPLICA_SETTINGS = CLUSTER_SETTINGS | {"backend", "slots", "threads"}
+# Settings without effect in Ray Serve's own application, whose proxy listens instead of Scanline.
+LISTENER_SETTINGS = {
+    "host", "port", "max_connections", "max_headers", "header_seconds", "body_seconds",
+    "send_seconds", "keep_alive_seconds", "root_path",
 }  # fmt: skip
 
 
@@ -43,7 +52,53 @@ _Seconds = Annotated[float, Field(le=365 * 86_400)]
 
 
 class Settings(BaseSettings):
-    """Settings of a server. Each field is also an environment variable ``SCANLINE_<FIELD>``."""
+    """Settings of a server. Each field is also an environment variable ``SCANLINE_<FIELD>``.
+
+    Attributes:
+        root_path: Path prefix that a proxy removes before it forwards a request.
+        weights: Folder of checkpoints, one per model.
+        models: Serve only these models, the default first (comma-separated).
+        watch_seconds: Seconds between checks of the weights folder for changed models; 0 checks
+            only at POST /v1/models/reload.
+        slots: Slots per model: an image takes one, two with guidance.
+        threads: CPU threads per model; default: all cores.
+        max_images: Maximum images per request.
+        max_waiting: Maximum waiting images per model.
+        max_upload: Maximum bytes of a form with its files.
+        max_json: Maximum bytes of a body that is not a form; default: 64 KiB, and 6 bytes for
+            each value of the largest model's image.
+        max_headers: Maximum bytes of a request's first line and headers.
+        max_connections: Maximum connections.
+        header_seconds: Timeout for a request's headers.
+        body_seconds: Timeout for a request's body.
+        send_seconds: Timeout of a client that does not read its reply.
+        keep_alive_seconds: Timeout of a connection between requests.
+        keep_finished: Finished images kept for replay per model.
+        keep_seconds: Seconds for which finished images are kept.
+        grace_seconds: Seconds in which a dropped stream may be resumed.
+        drain_seconds: Time for running images to finish after SIGTERM.
+        api_key: Bearer token that /v1 requires; several may be given (comma-separated).
+        api_key_file: File with the API keys, separated by lines or commas.
+        max_images_per_caller: Maximum waiting and running images per API key, or per client
+            address without keys.
+        pixels_per_minute: Quota of pixels per minute and API key, or per client address without
+            keys.
+        trusted_proxies: Addresses or networks of proxies whose X-Forwarded-For is trusted
+            (comma-separated; * for any).
+        cors_origins: Origins whose pages may call the API (comma-separated; * for any).
+        frame_ancestors: Origins whose pages may embed the page in a frame (comma-separated).
+        cluster: Draw on replicas in the Ray cluster at RAY_ADDRESS, or in a new local one.
+        min_replicas: Minimum replicas per model.
+        max_replicas: Maximum replicas per model.
+        max_replicas_per_node: Maximum replicas per model and machine; default: any number.
+        replica_images: Waiting and running images per replica, above which another replica is
+            started; default: its slots.
+        replica_cpus: CPU cores per replica, and its threads if it has no GPU.
+        replica_gpus: GPUs per replica; fractions share one.
+        scale_up_seconds: Delay before more replicas are started.
+        scale_down_seconds: Delay before idle replicas are stopped.
+        png_metadata: Store the recipe (model, seed and options) in each PNG.
+    """
 
     # An empty variable counts as unset, as Docker Compose passes on an unset one.
     model_config = SettingsConfigDict(
@@ -52,158 +107,45 @@ class Settings(BaseSettings):
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    root_path: Annotated[
-        str, Field(description="Path prefix that a proxy removes before it forwards a request.")
-    ] = ""
-    weights: Annotated[Path, Field(description="Folder of checkpoints, one per model.")] = (
-        SHIPPED_WEIGHTS
-    )
-    models: Annotated[
-        tuple[str, ...],
-        NoDecode,
-        Field(description="Serve only these models, the default first (comma-separated)."),
-    ] = ()
-    watch_seconds: Annotated[
-        _Seconds,
-        Field(
-            ge=0,
-            description="Seconds between checks of the weights folder for changed models; 0 checks "
-            "only at POST /v1/models/reload.",
-        ),
-    ] = 2.0
+    root_path: str = ""
+    weights: Path = SHIPPED_WEIGHTS
+    models: Annotated[tuple[str, ...], NoDecode] = ()
+    watch_seconds: Annotated[_Seconds, Field(ge=0)] = 2.0
     backend: Literal["auto", "reference", "native", "triton"] = "auto"
-    slots: Annotated[
-        int,
-        Field(
-            ge=1, le=65536, description="Slots per model: an image takes one, two with guidance."
-        ),
-    ] = 64
-    threads: Annotated[
-        int | None, Field(ge=1, description="CPU threads per model; default: all cores.")
-    ] = None
-    max_images: Annotated[int, Field(ge=1, description="Maximum images per request.")] = 256
-    max_waiting: Annotated[int, Field(ge=1, description="Maximum waiting images per model.")] = 4096
-    max_upload: Annotated[
-        int, Field(ge=1024, description="Maximum bytes of a form with its files.")
-    ] = 10_000_000
-    max_json: Annotated[
-        int | None,
-        Field(
-            ge=1024,
-            description="Maximum bytes of a body that is not a form; default: 64 KiB, and 6 bytes "
-            "for each value of the largest model's image.",
-        ),
-    ] = None
-    max_headers: Annotated[
-        int, Field(ge=1024, description="Maximum bytes of a request's first line and headers.")
-    ] = 32_768
-    max_connections: Annotated[int, Field(ge=1, description="Maximum connections.")] = 2000
-    header_seconds: Annotated[
-        _Seconds, Field(gt=0, description="Timeout for a request's headers.")
-    ] = 10.0
-    body_seconds: Annotated[_Seconds, Field(gt=0, description="Timeout for a request's body.")] = (
-        60.0
-    )
-    send_seconds: Annotated[
-        _Seconds, Field(gt=0, description="Timeout of a client that does not read its reply.")
-    ] = 30.0
-    keep_alive_seconds: Annotated[
-        _Seconds, Field(gt=0, description="Timeout of a connection between requests.")
-    ] = 65.0  # longer than load balancers' own, which would otherwise use a closing connection
-    keep_finished: Annotated[
-        int, Field(ge=0, description="Finished images kept for replay per model.")
-    ] = 4096
-    keep_seconds: Annotated[
-        _Seconds, Field(ge=0, description="Seconds for which finished images are kept.")
-    ] = 300.0
-    grace_seconds: Annotated[
-        _Seconds, Field(ge=0, description="Seconds in which a dropped stream may be resumed.")
-    ] = 15.0
-    drain_seconds: Annotated[
-        float,
-        Field(ge=0, le=86_400, description="Time for running images to finish after SIGTERM."),
-    ] = 30.0
-    api_key: Annotated[
-        SecretStr | None,
-        Field(
-            description="Bearer token that /v1 requires; several may be given (comma-separated)."
-        ),
-    ] = None
-    api_key_file: Annotated[
-        Path | None,
-        Field(description="File with the API keys, separated by lines or commas."),
-    ] = None
-    max_images_per_caller: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Maximum waiting and running images per API key, or per client address "
-            "without keys.",
-        ),
-    ] = None
-    pixels_per_minute: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Quota of pixels per minute and API key, or per client address without "
-            "keys.",
-        ),
-    ] = None
-    trusted_proxies: Annotated[
-        tuple[str, ...],
-        NoDecode,
-        Field(
-            description="Addresses or networks of proxies whose X-Forwarded-For is trusted "
-            "(comma-separated; * for any)."
-        ),
-    ] = ()
-    cors_origins: Annotated[
-        tuple[str, ...],
-        NoDecode,
-        Field(description="Origins whose pages may call the API (comma-separated; * for any)."),
-    ] = ()
-    frame_ancestors: Annotated[
-        tuple[str, ...],
-        NoDecode,
-        Field(description="Origins whose pages may embed the page in a frame (comma-separated)."),
-    ] = ()
-    cluster: Annotated[
-        bool,
-        Field(
-            description="Draw on replicas in the Ray cluster at RAY_ADDRESS, or in a new local one."
-        ),
-    ] = False
-    min_replicas: Annotated[int, Field(ge=1, description="Minimum replicas per model.")] = 1
-    max_replicas: Annotated[int, Field(ge=1, description="Maximum replicas per model.")] = 1
-    max_replicas_per_node: Annotated[
-        int | None,
-        Field(
-            ge=1, le=100, description="Maximum replicas per model and machine; default: any number."
-        ),
-    ] = None
-    replica_images: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Waiting and running images per replica, above which another replica is "
-            "started; default: its slots.",
-        ),
-    ] = None
-    replica_cpus: Annotated[
-        float, Field(gt=0, description="CPU cores per replica, and its threads if it has no GPU.")
-    ] = 1.0
-    replica_gpus: Annotated[
-        float, Field(ge=0, description="GPUs per replica; fractions share one.")
-    ] = 0.0
-    scale_up_seconds: Annotated[
-        _Seconds, Field(ge=0, description="Delay before more replicas are started.")
-    ] = 5.0
-    scale_down_seconds: Annotated[
-        _Seconds, Field(ge=0, description="Delay before idle replicas are stopped.")
-    ] = 60.0
-    png_metadata: Annotated[
-        bool, Field(description="Store the recipe (model, seed and options) in each PNG.")
-    ] = True
+    slots: Annotated[int, Field(ge=1, le=65_536)] = 64
+    threads: Annotated[int | None, Field(ge=1)] = None
+    max_images: Annotated[int, Field(ge=1)] = 256
+    max_waiting: Annotated[int, Field(ge=1)] = 4096
+    max_upload: Annotated[int, Field(ge=1024)] = 10_000_000
+    max_json: Annotated[int | None, Field(ge=1024)] = None
+    max_headers: Annotated[int, Field(ge=1024)] = 32_768
+    max_connections: Annotated[int, Field(ge=1)] = 2000
+    header_seconds: Annotated[_Seconds, Field(gt=0)] = 10.0
+    body_seconds: Annotated[_Seconds, Field(gt=0)] = 60.0
+    send_seconds: Annotated[_Seconds, Field(gt=0)] = 30.0
+    # Longer than load balancers' own, which would otherwise use a closing connection.
+    keep_alive_seconds: Annotated[_Seconds, Field(gt=0)] = 65.0
+    keep_finished: Annotated[int, Field(ge=0)] = 4096
+    keep_seconds: Annotated[_Seconds, Field(ge=0)] = 300.0
+    grace_seconds: Annotated[_Seconds, Field(ge=0)] = 15.0
+    drain_seconds: Annotated[float, Field(ge=0, le=86_400)] = 30.0
+    api_key: SecretStr | None = None
+    api_key_file: Path | None = None
+    max_images_per_caller: Annotated[int | None, Field(ge=1)] = None
+    pixels_per_minute: Annotated[int | None, Field(ge=1)] = None
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ()
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    frame_ancestors: Annotated[tuple[str, ...], NoDecode] = ()
+    cluster: bool = False
+    min_replicas: Annotated[int, Field(ge=1)] = 1
+    max_replicas: Annotated[int, Field(ge=1)] = 1
+    max_replicas_per_node: Annotated[int | None, Field(ge=1, le=100)] = None
+    replica_images: Annotated[int | None, Field(ge=1)] = None
+    replica_cpus: Annotated[float, Field(gt=0)] = 1.0
+    replica_gpus: Annotated[float, Field(ge=0)] = 0.0
+    scale_up_seconds: Annotated[_Seconds, Field(ge=0)] = 5.0
+    scale_down_seconds: Annotated[_Seconds, Field(ge=0)] = 60.0
+    png_metadata: bool = True
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -310,7 +252,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_cluster_settings(self) -> Settings:
-        alone = sorted(_CLUSTER_SETTINGS & self.model_fields_set)
+        alone = sorted(CLUSTER_SETTINGS & self.model_fields_set)
         if alone and not self.cluster:
             names = ", ".join(f"SCANLINE_{name.upper()}" for name in alone)
             raise ValueError(f"{names}: allowed only with SCANLINE_CLUSTER=true (--cluster)")

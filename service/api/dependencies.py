@@ -54,17 +54,21 @@ def find_model(app_state: AppState, name: str | None) -> LoadedModel:
 def check_capacity(
     request: Request, app_state: AppState, loaded: LoadedModel, n: int, key: str | None = None
 ) -> None:
-    """Refuse early ``n`` images that a model's queue has no room for.
+    """Refuse ``n`` images early, before an upload is decoded, that would be refused later.
 
     A repeated request needs no room: its idempotency ``key`` belongs to a generation that is kept.
 
     Raises:
         ApiError: If ``n`` is too large.
-        QueueFullError, ClosedError: If the queue would refuse ``n`` images.
+        RefusedError: If the caller has reached a limit, or the queue is full.
+        ClosedError: If the server is shutting down.
     """
-    if n > (limit := app_state.settings.max_images):
+    if n > (most := app_state.settings.max_images):
         raise ApiError(
-            400, f"n: must be at most {limit} images per request", param="n", code="too_many"
+            400, f"n: must be at most {most} images per request", param="n", code="too_many"
         )
-    if not app_state.idempotency.has_result(request.state.caller, key):
-        loaded.engine.queue.check_capacity(n, request.state.caller)
+    caller = request.state.caller
+    if not app_state.idempotency.has_result(caller, key):
+        for limit in app_state.caller_limits:
+            limit.check(caller, n)
+        loaded.engine.queue.check_capacity(n, caller)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Request
 
-from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.idempotency import RequestKey, fingerprint
 from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.engine.queue import QueuedGeneration
@@ -90,22 +90,21 @@ def submit_generation(
         detached: Draw the images even if no client reads them.
 
     Raises:
-        QueueFullError, ClosedError: If the queue refuses it (``Queue.submit``).
-        TooManyInFlightError: If the caller has too many images in flight.
-        QuotaExceededError: If the caller has used up its quota.
+        RefusedError: If the caller has reached a limit, or the queue is full.
+        ClosedError: If the server is shutting down.
         IdempotencyConflictError: If the key belongs to a different request.
     """
     caller = request.state.caller
 
     def submit() -> QueuedGeneration:
-        app_state.in_flight.check(caller, spec.n)
-        app_state.quota.check(caller)
+        for limit in app_state.caller_limits:
+            limit.check(caller, spec.n)
         queue = loaded.engine.queue
         generation = queue.submit(spec, caller=caller, detached=detached)
         if app_state.settings.png_metadata:
             generation.provenance = loaded.provenance
-        app_state.in_flight.track(caller, generation)
-        app_state.quota.track(caller, generation)
+        for limit in app_state.caller_limits:
+            limit.track(caller, generation)
         if app_state.tracing is not None:
             app_state.tracing.trace_generation(generation)
         return QueuedGeneration(queue, generation)
@@ -127,11 +126,13 @@ def _log_fields(generation: Generation) -> dict[str, object]:
     Its outcome is the images' finish reason, "partial" if they differ, or the status of a
     generation that is not finished when its reader leaves.
     """
-    reasons = {image.finish_reason or FinishReason.ERROR for image in generation.images}
-    outcome = reasons.pop() if len(reasons) == 1 else "partial"
+    outcome: str = generation.status
+    if generation.finished:
+        reasons = {str(image.finish_reason) for image in generation.images}
+        outcome = reasons.pop() if len(reasons) == 1 else "partial"
     return {
         "generation": generation.id,
         "model": generation.model,
         "n": generation.spec.n,
-        "outcome": str(outcome if generation.finished else generation.status),
+        "outcome": outcome,
     }

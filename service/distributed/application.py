@@ -18,17 +18,13 @@ from scanline.service.distributed.ray_client import connect_engine
 from scanline.service.engine.protocol import EngineProtocol
 from scanline.service.logs import set_up_logs
 from scanline.service.metrics import ModelMetrics
-from scanline.service.settings import Settings
+from scanline.service.settings import LISTENER_SETTINGS, Settings
 from scanline.service.state.app_state import AppState
 from scanline.service.tracing import start_tracing
 
 log = logging.getLogger("scanline.cluster")
 
 MAX_ONGOING_REQUESTS = 100_000  # the service enforces its own limits
-LISTENER_SETTINGS = {  # have no effect here, because Scanline does not listen itself
-    "host", "port", "max_connections", "max_headers", "header_seconds", "body_seconds",
-    "send_seconds", "keep_alive_seconds", "root_path",
-}  # fmt: skip
 
 
 class Frontend:

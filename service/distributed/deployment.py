@@ -15,14 +15,8 @@ from scanline import kernels, model, service
 from scanline.model.checkpoint import Checkpoint
 from scanline.service import __version__
 from scanline.service.distributed.replica import Replica
-from scanline.service.settings import Settings
+from scanline.service.settings import REPLICA_SETTINGS, Settings
 
-# Settings for which replicas must start again. The frontend uses the others. Replicas take the
-# format and level of their logs when they start.
-REPLICA_SETTINGS = {
-    "backend", "slots", "threads", "min_replicas", "max_replicas", "max_replicas_per_node",
-    "replica_images", "replica_cpus", "replica_gpus", "scale_up_seconds", "scale_down_seconds",
-}  # fmt: skip
 SOURCE_SUFFIXES = (".py", ".h", ".cpp", ".cu")
 SHUTDOWN_SECONDS = 5.0  # for a replica to finish its work items when it is stopped
 MAX_ONGOING_ITEMS = 100_000  # the frontend decides how many work items a replica gets

@@ -326,7 +326,10 @@ class Generation:
         callback()
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once at the end, from the engine thread; at once if finished."""
+        """Call ``callback`` once at the end, or at once if the generation has finished.
+
+        It must not block, because the engine's thread calls it and holds the queue's lock.
+        """
         with self._lock:
             if not self.finished:
                 self._done_callbacks[callback] = None

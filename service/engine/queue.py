@@ -16,8 +16,8 @@ from scanline.service.engine.queue_limits import (
     CLOSED_MESSAGE,
     RESULT_CACHE_BYTES,
     ClosedError,
-    QueueFullError,
     QueueLimits,
+    RefusedError,
 )
 from scanline.service.engine.queue_snapshot import QueueSnapshot
 from scanline.service.engine.result_cache import ResultCache
@@ -108,7 +108,7 @@ class Queue:
                 reader attaches within the grace time, or within ``FIRST_READER_SECONDS``.
 
         Raises:
-            QueueFullError: There is no room for its images.
+            RefusedError: There is no room for its images.
             ClosedError: The server is shutting down.
         """
         generation = Generation(self._name, self._config, spec, self._clock, caller, request_slots)
@@ -183,7 +183,9 @@ class Queue:
                     places -= places // SMALL_REQUEST_RESERVE
             if self.waiting + n > places:
                 seconds = self._seconds_until_admitted(self.waiting + n - places)
-                raise QueueFullError(retry_after=math.ceil(min(max(seconds, 1.0), MAX_RETRY_AFTER)))
+                seconds = math.ceil(min(max(seconds, 1.0), MAX_RETRY_AFTER))
+                message = f"the queue is full; try again in {seconds} s"
+                raise RefusedError(message, code="queue_full", retry_after=seconds)
 
     def cancel(self, generation: Generation) -> None:
         """Cancel a generation. Its running images end within one step."""

@@ -1,4 +1,4 @@
-"""Bounds of a queue, and the errors of a queue that accepts nothing more."""
+"""Bounds of a queue, and the errors of an engine that accepts no more work."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ RESULT_CACHE_BYTES = 1 << 28  # of the finished images that an engine keeps
 CLOSED_MESSAGE = "the server is shutting down; send the request to another one"
 
 
-class QueueFullError(Exception):
-    """The queue has no room for the images; there should be room in ``retry_after`` seconds."""
+class RefusedError(Exception):
+    """A limit was reached, so that images are not accepted now.
 
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the queue is full; try again in {retry_after} s")
-        self.retry_after = retry_after
+    Attributes:
+        code: The limit, as the code of the API's error.
+        retry_after: Seconds until they may be accepted.
+    """
+
+    def __init__(self, message: str, code: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.code, self.retry_after = code, retry_after
 
 
 class ClosedError(Exception):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.base import BackendError
+from scanline.service.engine.caller_limits import CallerLimit, InFlightLimiter, PixelQuota
+from scanline.service.engine.generation import Clock
 from scanline.service.engine.idempotency import IdempotencyStore
-from scanline.service.engine.in_flight import InFlightLimiter
-from scanline.service.engine.quota import PixelQuota
 from scanline.service.http.sse import StreamPacer
 from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.metrics import Metrics
@@ -46,9 +47,21 @@ class AppState:
         draining: Whether the server is shutting down.
         failure: Why the server cannot work; its process then ends with this error.
         ended_early: Whether the server ended while the models were loading.
+        caller_limits: The limits per API key or client address, which each submission must keep.
+
+    Args:
+        settings: The settings.
+        tracing: The traces; None if they are off.
+        clock: Time in seconds for the quotas.
     """
 
-    def __init__(self, settings: Settings, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        tracing: Tracing | None = None,
+        *,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self.settings, self.tracing = settings, tracing
 
         def pool(*arguments: Any, span: str, **options: Any) -> FairThreadPool:
@@ -67,7 +80,6 @@ class AppState:
         self.upload_pool = pool(readers, 128, code="uploads_full", span="read upload")
         self.encode_pool = pool(2, span="encode")
         self.large_encode_pool = pool(1, span="encode")  # for replies with enlarged images
-        self.in_flight = InFlightLimiter(settings.max_images_per_caller)
         self.metrics = Metrics(
             lambda: self.registry.engines,
             lambda: [(one.engine, one.checkpoint.digest) for one in self.models.values()],
@@ -80,7 +92,10 @@ class AppState:
             score=lambda: self.score_pool.queued, upload=lambda: self.upload_pool.queued,
             reply=lambda: self.encode_pool.queued, enlarge=lambda: self.large_encode_pool.queued,
         )  # fmt: skip
-        self.quota = PixelQuota(settings.pixels_per_minute, self._count_quota_pixels)
+        self.caller_limits: tuple[CallerLimit, ...] = (
+            InFlightLimiter(settings.max_images_per_caller),
+            PixelQuota(settings.pixels_per_minute, self._count_quota_pixels, clock),
+        )
         self.stream_pacer = StreamPacer(self.metrics.open_streams, usable_cores())
 
     def _count_quota_pixels(self, caller: str, pixels: int) -> None:

@@ -29,7 +29,7 @@ from scanline.service.api.events import stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.app import create_app
 from scanline.service.engine.engine import Engine
-from scanline.service.engine.generation import Generation
+from scanline.service.engine.generation import Clock, Generation
 from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.sse import StreamPacer
 from scanline.service.http.thread_pool import FairThreadPool
@@ -79,10 +79,12 @@ def settings(**fields: Any) -> Settings:
 
 
 def build(
-    fields: dict[str, Any] | None = None, decoders: dict[str, Decoder] | None = None
+    fields: dict[str, Any] | None = None,
+    decoders: dict[str, Decoder] | None = None,
+    clock: Clock = time.monotonic,
 ) -> tuple[AppState, Any]:
     """Create the application and its state, with two tiny models or the given decoders."""
-    app_state = AppState(settings(**(fields or {})))
+    app_state = AppState(settings(**(fields or {})), clock=clock)
 
     def open_models() -> None:
         if decoders is None:

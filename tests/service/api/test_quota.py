@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tests.fake_clock import Clock
 from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import GREY, build, check_error, talking_to, until
 
@@ -12,9 +13,8 @@ T = GREY.pixels
 
 def test_a_caller_over_its_quota_is_refused_until_it_is_paid_off() -> None:
     fields = {"api_key": "one,two", "pixels_per_minute": 2 * T}
-    app_state, app = build(fields, {"grey": FakeDecoder(GREY, 4)})
-    now = [0.0]
-    app_state.quota._clock = lambda: now[0]
+    clock = Clock()
+    _, app = build(fields, {"grey": FakeDecoder(GREY, 4)}, clock)
     with talking_to(app) as client:
 
         def draw(key: str = "one", **headers: str) -> int:
@@ -31,12 +31,16 @@ def test_a_caller_over_its_quota_is_refused_until_it_is_paid_off() -> None:
         assert draw() == T + 1
         assert draw(**named) == 0  # a repeated reply draws nothing
         assert draw("two") == 0  # a quota of its own
-        now[0] += T + 1
+        clock.now += T + 1
         assert draw() == 0
         # OpenAI's routes and the addresses of samples have the same quota.
         key = {"Authorization": "Bearer one"}
         openai = client.post("/v1/images/generations", json={"prompt": ""}, headers=key)
         check_error(openai, 429, "quota_exceeded")
+        # Refused before the upload is decoded.
+        broken = {"image": ("x.png", b"no picture", "image/png")}
+        upload = client.post("/v1/completions", files=broken, headers=key)
+        check_error(upload, 429, "quota_exceeded")
         sample = client.get("/v1/samples/grey/7.png", headers=key)
         check_error(sample, 429, "quota_exceeded")
         # Scores and reading cost nothing.
@@ -50,7 +54,7 @@ def test_a_caller_over_its_quota_is_refused_until_it_is_paid_off() -> None:
 
         until(lambda: sorted(used().values()) == [3 * T, 6 * T], "the counted pixels")
         assert all(re.fullmatch("key_[0-9a-f]{8}", name) for name in used())
-        refused = 'scanline_refused_total{reason="quota_exceeded"} 3.0'
+        refused = 'scanline_refused_total{reason="quota_exceeded"} 4.0'
         assert refused in client.get("/metrics").text
 
 

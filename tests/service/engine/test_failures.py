@@ -22,7 +22,7 @@ from scanline.service.engine.generation import (
     Image,
     Status,
 )
-from scanline.service.engine.queue_limits import QueueFullError
+from scanline.service.engine.queue_limits import RefusedError
 from tests.service.engine.fixtures import (
     EVERY_FAKE,
     Gate,
@@ -124,7 +124,7 @@ def test_all_slots_are_free_after_thousands_of_random_events(
                 spec = GenerationSpec(n=draw.randint(1, 9), seed=draw.getrandbits(64))
                 try:
                     generation = engine.queue.submit(spec)
-                except QueueFullError:
+                except RefusedError:
                     time.sleep(0.001)
                     continue
                 generations.append(generation)

@@ -6,7 +6,7 @@ import pytest
 
 from scanline.service.engine.fair_queue import FairQueue
 from scanline.service.engine.generation import Generation, GenerationSpec
-from scanline.service.engine.queue_limits import QueueFullError
+from scanline.service.engine.queue_limits import RefusedError
 from tests.service.engine.fixtures import Gate, running, seeds_in
 from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import GREY, until
@@ -89,10 +89,10 @@ def test_a_caller_cannot_fill_the_queue_alone() -> None:
         live = [submit(GenerationSpec(n=1, seed=0), caller="many")]
         gate.wait()
         live += [submit(GenerationSpec(n=2, seed=0), caller="many") for _ in range(224)]
-        with pytest.raises(QueueFullError):  # an eighth of the places is reserved for others
+        with pytest.raises(RefusedError):  # an eighth of the places is reserved for others
             submit(GenerationSpec(n=1, seed=0), caller="many")
         live += [submit(GenerationSpec(n=1, seed=0), caller=f"another {j}") for j in range(64)]
-        with pytest.raises(QueueFullError):
+        with pytest.raises(RefusedError):
             engine.queue.check_capacity(1, "one more")
         for one in live:
             engine.queue.cancel(one)

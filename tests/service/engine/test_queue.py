@@ -10,7 +10,7 @@ import pytest
 
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import Generation, GenerationSpec
-from scanline.service.engine.queue_limits import QueueFullError
+from scanline.service.engine.queue_limits import RefusedError
 from scanline.service.engine.queue_snapshot import MAX_AGE_SECONDS
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import Gate, assert_right, completion, running
@@ -22,14 +22,14 @@ def test_a_full_queue_suggests_a_plausible_retry_time() -> None:
     decoder, clock = FakeDecoder(GREY, 1), Clock()
     gate = Gate(decoder)
     with running(decoder, clock=clock, max_waiting=10) as engine:
-        with pytest.raises(QueueFullError) as error:
+        with pytest.raises(RefusedError) as error:
             engine.queue.submit(GenerationSpec(n=11, seed=0))
         assert error.value.retry_after == 1  # no rate is measured yet
         first = engine.queue.submit(GenerationSpec(n=1, seed=0))
         gate.wait()
         second = engine.queue.submit(GenerationSpec(n=10, seed=0))
         assert engine.queue.waiting == 10
-        with pytest.raises(QueueFullError, match="try again in"):
+        with pytest.raises(RefusedError, match="try again in"):
             engine.queue.submit(GenerationSpec(n=1, seed=0), caller="another")
         assert engine.queue.waiting == 10
         clock.now += MAX_AGE_SECONDS
@@ -40,7 +40,7 @@ def test_a_full_queue_suggests_a_plausible_retry_time() -> None:
             (1e-9, 120),
         ):
             engine.queue.rate = rate
-            with pytest.raises(QueueFullError) as error:
+            with pytest.raises(RefusedError) as error:
                 engine.queue.check_capacity(1, "another")
             assert error.value.retry_after == seconds
         gate.open()
@@ -90,7 +90,7 @@ def test_places_are_reserved_for_new_callers_and_small_requests() -> None:
         gate.wait()
         # Nothing waits, so it may fill the queue.
         large = engine.queue.submit(GenerationSpec(n=512, seed=0))
-        with pytest.raises(QueueFullError):
+        with pytest.raises(RefusedError):
             engine.queue.check_capacity(1)
         engine.queue.cancel(large)
         gate.turn()
@@ -98,17 +98,17 @@ def test_places_are_reserved_for_new_callers_and_small_requests() -> None:
         for _ in range(7):
             engine.queue.submit(GenerationSpec(n=60, seed=0))
         for n in (29, 60):  # 1/8 of 512 places is reserved for callers who have nothing waiting
-            with pytest.raises(QueueFullError):
+            with pytest.raises(RefusedError):
                 engine.queue.check_capacity(n)
         engine.queue.submit(GenerationSpec(n=28, seed=0))
-        with pytest.raises(QueueFullError):
+        with pytest.raises(RefusedError):
             engine.queue.check_capacity(1)
         engine.queue.submit(GenerationSpec(n=48, seed=0), caller="large")
-        with pytest.raises(QueueFullError):  # and the last 16 places for small requests
+        with pytest.raises(RefusedError):  # and the last 16 places for small requests
             engine.queue.check_capacity(3, "another")
         for j in range(8):
             engine.queue.submit(GenerationSpec(n=2, seed=0), caller=str(j))
-        with pytest.raises(QueueFullError):
+        with pytest.raises(RefusedError):
             engine.queue.check_capacity(1, "another")
         engine.queue.cancel(first)
         gate.open()
@@ -143,7 +143,7 @@ def test_the_retry_time_depends_on_the_request_size(
         retry_after = {}
         full = engine.queue.limits.max_waiting - 10
         for n in seconds:
-            with pytest.raises(QueueFullError) as error:
+            with pytest.raises(RefusedError) as error:
                 engine.queue.check_capacity(n + full, "another")
             retry_after[n] = error.value.retry_after
         gate.open()
@@ -172,7 +172,7 @@ def test_a_small_queue_accepts_a_single_image() -> None:
         gate.wait()
         spec = GenerationSpec(n=2, seed=0)
         generations = [engine.queue.submit(spec, caller=str(j)) for j in range(15)]
-        with pytest.raises(QueueFullError):
+        with pytest.raises(RefusedError):
             engine.queue.check_capacity(2, "another")
         engine.queue.check_capacity(1, "another")
         for one in generations:
