@@ -34,9 +34,9 @@ class ImageTableSettings:
         n_layers: Layers of the networks.
         n_heads: Heads of the networks.
         d_model: Width of the networks.
-        optimizer: ``muon`` for Muon and AdamW and a moving average of the weights, ``radam`` for
-            the paper's RAdam.
-        learning_rate: Learning rate of RAdam.
+        learning_rate: Learning rate of AdamW, or of RAdam.
+        muon_rate: Learning rate of Muon, which trains the matrices of the blocks while AdamW trains
+            the rest and a moving average of the weights is evaluated; None for the paper's RAdam.
         batch: Images per step.
         softmax_batch: Images per step of softmax attention.
         lsh_chunk: Positions per chunk of LSH attention.
@@ -53,8 +53,8 @@ class ImageTableSettings:
     n_layers: int
     n_heads: int
     d_model: int
-    optimizer: str = "muon"
-    learning_rate: float = 1e-4
+    learning_rate: float
+    muon_rate: float | None
     batch: int
     softmax_batch: int
     lsh_chunk: int
@@ -86,22 +86,23 @@ class ImageTraining:
         self, table: ImageTableSettings, kind: str, data: Dataset, device: torch.device
     ) -> None:
         self.batch = table.softmax_batch if kind == "softmax" else table.batch
-        plain = table.optimizer == "radam"
-        warmup = 0 if plain else 100
+        self.averaged = table.muon_rate is not None
+        rate = table.learning_rate
         # The rates stay constant, so that every point of a curve compares finished trainings.
-        config = TrainingConfig(steps=2**62, batch=self.batch, warmup=warmup, decay=0.0)
+        config = TrainingConfig(
+            steps=2**62, batch=self.batch, learning_rate=rate, muon_rate=table.muon_rate or 0.0,
+            warmup=100 if self.averaged else 0, decay=0.0,
+        )  # fmt: skip
         self.state = TrainState(table.network(kind), config, device)
-        if plain:
-            rate = table.learning_rate
+        if not self.averaged:
             group = {"params": list(self.state.model.parameters()), "rate": rate}
             self.state.optimizers = [torch.optim.RAdam([group], lr=rate)]
-        self.plain = plain
         self.images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
 
     @property
     def network(self) -> LinearTransformer:
         """The network to evaluate: the moving average with Muon, as trained with RAdam."""
-        return self.state.model if self.plain else self.state.ema
+        return self.state.ema if self.averaged else self.state.model
 
     def take_step(self) -> float:
         """Train on the next batch and return its bits/dim."""

@@ -22,8 +22,9 @@ from tests.dataset_files import write_mnist
 from tests.model.paper.fixtures import CPU, trained
 
 TABLE = ImageTableSettings(
-    data="mnist", n_layers=1, n_heads=2, d_model=16, batch=2, softmax_batch=1, lsh_chunk=29,
-    seconds=None, epochs=2, test_images=3, mark_images=2, marks=Marks(2),
+    data="mnist", n_layers=1, n_heads=2, d_model=16, learning_rate=2e-3, muon_rate=0.02, batch=2,
+    softmax_batch=1, lsh_chunk=29, seconds=None, epochs=2, test_images=3, mark_images=2,
+    marks=Marks(2),
 )  # fmt: skip
 
 
@@ -59,11 +60,11 @@ def test_networks_differ_in_their_attention_only() -> None:
         assert table.presets["default"].network("linear").values == PRESETS[preset].values
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "radam"])
-def test_continued_training_takes_the_same_steps(optimizer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("muon_rate", [0.02, None])
+def test_continued_training_takes_the_same_steps(muon_rate: float | None, tmp_path: Path) -> None:
     write_mnist(tmp_path / "mnist")
     data = unlabelled(load_dataset("mnist", "train", tmp_path))
-    table = replace(TABLE, optimizer=optimizer)
+    table = replace(TABLE, learning_rate=3e-4, muon_rate=muon_rate)
 
     def start() -> ImageTraining:
         return ImageTraining(table, "linear", data, CPU)
@@ -75,11 +76,13 @@ def test_continued_training_takes_the_same_steps(optimizer: str, tmp_path: Path)
     torch.save(first.state_dict(), tmp_path / "state.pt")
     second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert [second.take_step() for _ in range(2)] == losses[2:]
-    names = {type(one).__name__ for one in second.state.optimizers}
-    assert names == ({"RAdam"} if optimizer == "radam" else {"Muon", "AdamW"})
-    rates = {group["lr"] for one in second.state.optimizers for group in one.param_groups}
-    if optimizer == "radam":
-        assert rates == {table.learning_rate}
+    rates = {
+        (type(one).__name__, group["rate"])
+        for one in second.state.optimizers
+        for group in one.param_groups
+    }
+    assert rates == ({("RAdam", 3e-4)} if muon_rate is None else {("Muon", 0.02), ("AdamW", 3e-4)})
+    assert (second.network is second.state.model) == (muon_rate is None)
 
 
 def test_softmax_batch_applies_to_softmax_only(tmp_path: Path) -> None:
