@@ -14,10 +14,10 @@ import { ImageGrid } from "./image-grid.js";
 import { LookAhead, lookaheadRows } from "./lookahead.js";
 import { PaperOffer, backgroundColour, lightness } from "./paper.js";
 import { blankPicture, fromBase64Url, pixelCount, toBase64Url, toPng } from "./pixels.js";
-import { SamplingControls } from "./sampling-controls.js";
+import { SAMPLING, SamplingControls } from "./sampling-controls.js";
 import { SketchStore } from "./sketch.js";
 
-const REDRAWING = ["n", "seed", "label", "rows", "temperature", "guidance", "top_p", "particles"];
+const REDRAWING = ["n", "seed", "label", "rows", ...SAMPLING, "particles"];
 const REDRAW_MS = 200; // after a change, so that a press of "Complete" just after it completes once
 const DRAW_HINT = "Draw the upper part, above the dots. Then press Complete.";
 const byId = (id) => document.getElementById(id);

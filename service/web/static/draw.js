@@ -7,7 +7,7 @@ import {
   unknownClassMessage, usesGuidance,
 } from "./fields.js";
 import { ImageGrid } from "./image-grid.js";
-import { SamplingControls, samplingFields, samplingOf } from "./sampling-controls.js";
+import { SAMPLING, SamplingControls, samplingFields, samplingOf } from "./sampling-controls.js";
 import { SettingsPanel } from "./settings-panel.js";
 
 const MAX_COLUMNS = 8; // of a comparison
@@ -18,7 +18,7 @@ const AXIS_NAMES = {
 };
 
 /** Link fields that change the form. A link without any of them leaves the form as it is. */
-const FORM_FIELDS = ["seed", "label", "by", "temperature", "guidance", "top_p"];
+const FORM_FIELDS = ["seed", "label", "by", ...SAMPLING];
 
 /** Form to choose a class and sampling parameters, and the grid of drawn images. */
 export class DrawView {

@@ -4,8 +4,9 @@ import { describeError, scoreImages, throwLoadError } from "./api.js";
 import { paintHeatmap, scaleBits } from "./heatmap.js";
 import { downloadBlob, pixelCount, toPng } from "./pixels.js";
 import { embedRecipe } from "./recipe.js";
+import { SAMPLING } from "./sampling-controls.js";
 
-const COLUMNS = ["model", "seed", "label", "bits_per_dim", "temperature", "guidance", "top_p", "particles"];
+const COLUMNS = ["model", "seed", "label", "bits_per_dim", ...SAMPLING, "particles"];
 const MAX_SCORED = 64; // pictures per request
 const HEATMAPS = "Heat maps";
 const EXPLANATIONS = {

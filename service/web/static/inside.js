@@ -12,6 +12,7 @@ import { PixelCanvas } from "./pixel-canvas.js";
 import { fromBase64Url, pixelCount, toBase64Url, toPng } from "./pixels.js";
 import { Player, reducedMotion } from "./player.js";
 import { Prediction } from "./prediction.js";
+import { SAMPLING, samplingFields, samplingOf } from "./sampling-controls.js";
 import { hasShareDialog, shareLink } from "./share.js";
 import { StatusPanel } from "./status.js";
 import { followGeneration } from "./stream.js";
@@ -118,11 +119,8 @@ export class InsideView {
     }
     const position = Number(fields.get("at") ?? NaN);
     const at = Number.isSafeInteger(position) && position >= 0 ? position : null;
-    const options = Object.fromEntries(["label", "temperature", "guidance", "top_p"]
-      .filter((name) => fields.get(name)).map((name) => [name, fields.get(name)]));
-    for (const name of ["temperature", "guidance", "top_p"]) {
-      if (options[name]) options[name] = Number(options[name]);
-    }
+    const options = Object.fromEntries(["label", ...SAMPLING].filter((name) => fields.get(name))
+      .map((name) => [name, name === "label" ? fields.get(name) : Number(fields.get(name))]));
     try {
       if (fields.has("image")) {
         const image = fields.get("image");
@@ -149,10 +147,11 @@ export class InsideView {
   }
 
   /** Open an image that another view has drawn from a link. */
-  async openImage(picture, { view, fields: { seed, temperature, label, guidance, top_p: topP } }) {
+  async openImage(picture, { view, fields }) {
     this.page.show("inside");
+    const { label } = fields;
     const source = view === "draw"
-      ? { seed, temperature, ...omitEmpty({ label, guidance, top_p: topP }) }
+      ? omitEmpty(Object.fromEntries(["seed", ...SAMPLING, "label"].map((name) => [name, fields[name]])))
       : { image: await toBase64Url(await toPng(picture)), ...(label ? { label } : {}) };
     const title = view === "draw" ? sourceTitle({ label }) : "A picture completed by the model.";
     await this.showPicture(picture, title, source);
@@ -202,11 +201,11 @@ export class InsideView {
 
   /** Return the fields of a new picture; with a random class if the model uses guidance. */
   randomSource() {
-    const { classes, guidance, top_p: topP } = this.model;
+    const { model } = this;
     const seed = randomSeed();
-    if (!usesGuidance(this.model)) return { seed };
-    const label = classes[Math.floor(Math.random() * classes.length)];
-    return { seed, label, guidance, top_p: topP };
+    if (!usesGuidance(model)) return { seed };
+    const label = model.classes[Math.floor(Math.random() * model.classes.length)];
+    return { seed, ...samplingFields(model, samplingOf(model, new Map()), label) };
   }
 
   /** Draw a new picture slowly, with the prediction of each pixel. */

@@ -8,7 +8,7 @@ import { applySampling } from "./sampling.js";
 export class PixelBars {
   /**
    * @param {HTMLElement} element of the stage
-   * @param {() => object} getSampling returns temperature, guidance and top_p
+   * @param {() => object} getSampling returns the sampling values
    * @param {(channel: number, value: number) => void} onPick is called when a bar is clicked
    */
   constructor(element, getSampling, onPick) {

@@ -19,7 +19,7 @@ const DIM = 70; // alpha of the pixels after the current one
 export class Prediction {
   /**
    * @param {object} host
-   *   `getSampling()` returns the temperature, guidance and top_p to apply;
+   *   `getSampling()` returns the sampling values to apply;
    *   `getChosen()` returns the chosen value of each channel, none before a choice;
    *   `getBits(at)` returns the measured bits of a pixel, if known;
    *   `onPick(channel, value)` is called when a value is picked in a chart;

@@ -2,40 +2,48 @@
 
 import { setRange } from "./fields.js";
 
+/** The sliders by the names of their request fields. A neutral value changes nothing. */
 const SLIDERS = {
   temperature: {
-    label: "Temperature", min: 0, max: 1.5, step: 0.05,
+    label: "Temperature", min: 0, max: 1.5, step: 0.05, neutral: 1,
     hint: "1 is what the model learned. Less is plainer; much less can leave the picture empty.",
   },
   guidance: {
-    label: "Guidance", min: 0, max: 10, step: 0.25,
+    label: "Guidance", min: 0, max: 10, step: 0.25, neutral: 1,
     hint: "Pulls towards the class. 1 is what the model learned; more is plainer and less varied.",
   },
   top_p: {
-    label: "Top-p", min: 0.5, max: 1, step: 0.01,
+    label: "Top-p", min: 0.5, max: 1, step: 0.01, neutral: 1,
     hint: "Keeps the most likely values that together have this share; 1 keeps all.",
   },
 };
+
+/** Names of the sampling parameters, in requests, links and recipes. */
+export const SAMPLING = Object.keys(SLIDERS);
+
+/** Return the value that a model draws with if a request does not name the parameter. */
+const defaultOf = (model, name) => model[name] ?? SLIDERS[name].neutral;
+
 /** Return the sampling values of a link; the model's defaults for values that it does not name. */
 export function samplingOf(model, link) {
-  const defaults = { temperature: 1, guidance: model.guidance, top_p: model.top_p };
-  return Object.fromEntries(Object.entries(defaults).map(([name, fallback]) => {
+  return Object.fromEntries(SAMPLING.map((name) => {
     const value = Number(link.get(name) ?? NaN);
-    return [name, Number.isFinite(value) ? value : fallback];
+    return [name, Number.isFinite(value) ? value : defaultOf(model, name)];
   }));
 }
 
 /**
  * Return the request fields of sampling values for a label, or for none. The model's defaults are
- * included unless they are 1, so that a link draws the same after the checkpoint is replaced.
+ * included unless they are neutral, so that a link draws the same after the checkpoint is replaced.
  */
-export function samplingFields(model, { temperature, guidance, top_p: topP }, label) {
-  const omitted = (value, fallback) => value === 1 && fallback === 1;
+export function samplingFields(model, values, label) {
+  const sent = SAMPLING.filter((name) => {
+    if (name === "guidance" && !label) return false;
+    const { neutral } = SLIDERS[name];
+    return name === "temperature" || values[name] !== neutral || defaultOf(model, name) !== neutral;
+  });
   return {
-    temperature,
-    ...(label ? { label } : {}),
-    ...(label && !omitted(guidance, model.guidance) ? { guidance } : {}),
-    ...(omitted(topP, model.top_p) ? {} : { top_p: topP }),
+    ...Object.fromEntries(sent.map((name) => [name, values[name]])), ...(label ? { label } : {}),
   };
 }
 
@@ -88,6 +96,11 @@ export class SamplingControls {
   /** Set the values of a link; the model's defaults for values that it does not name. */
   setFromLink(fields) {
     for (const [name, value] of Object.entries(samplingOf(this.model, fields))) this.set(name, value);
+  }
+
+  /** Set the neutral values, with which the model's own distribution stays as it is. */
+  setNeutral() {
+    for (const [name, { neutral }] of Object.entries(SLIDERS)) this.set(name, neutral);
   }
 
   /** Enable guidance if a class is chosen. */

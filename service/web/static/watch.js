@@ -3,6 +3,7 @@
 import { describeError, isUnavailable } from "./api.js";
 import { DiceStage } from "./dice-stage.js";
 import { invalidSeedMessage, parseSeed, resolveClass, unknownClassMessage } from "./fields.js";
+import { SAMPLING } from "./sampling-controls.js";
 import { ShareBar } from "./share.js";
 import { StatusPanel } from "./status.js";
 
@@ -40,7 +41,7 @@ export class WatchView {
       this.status.showError(unknownClassMessage(label));
       return null;
     }
-    const named = ["seed", "label", "temperature", "guidance", "top_p"].some((name) => fields.has(name));
+    const named = ["seed", "label", ...SAMPLING].some((name) => fields.has(name));
     return this.stage.begin({ link: named ? fields : null });
   }
 

@@ -33,7 +33,7 @@ export class WhatIf {
     this.model = model;
     this.sampling.setModel(model);
     // Start from the model's own distribution, which the charts then show unchanged.
-    this.sampling.setFromLink(new Map([["guidance", 1], ["top_p", 1]]));
+    this.sampling.setNeutral();
     this.values.replaceChildren(...channelNames(model).map((name, c) => {
       const field = document.createElement("div");
       const label = document.createElement("label");
