@@ -145,6 +145,19 @@ def test_unavailable_server_is_reported(visit: Open) -> None:
     expect(page.locator("#verify-verdict")).to_have_text("It cannot be checked. Out of paint.")
 
 
+def test_picture_with_an_unknown_option_is_not_offered_to_be_drawn_again(visit: Open) -> None:
+    file = save(visit)
+    with Image.open(io.BytesIO(file)) as picture:
+        recipe, info = json.loads(picture.info["scanline"]), PngInfo()
+        info.add_text("scanline", json.dumps(recipe | {"min_p": 0.5}))
+        changed = encode(picture, pnginfo=info)
+    page = drop_elsewhere(visit, file, allowed=["400"])
+    expect(page.locator("#verify-draw")).to_be_visible()
+    drop(page, changed)
+    expect(page.locator("#verify-facts")).to_have_text("grey · class one · seed 8")
+    expect(page.locator("#verify-draw")).to_be_hidden()
+
+
 @pytest.mark.parametrize("text", ["#draw?seed=1", "{}", "[]", '{"format":2}'])
 def test_unknown_recipe_is_ignored(visit: Open, text: str) -> None:
     page = visit("#learn")

@@ -1,8 +1,14 @@
 /** Recipes in PNG files: the request fields that draw a picture again (docs/api.md). */
 
 import { HEADER_END, chunk, readChunks } from "./png.js";
+import { SAMPLING } from "./sampling-controls.js";
 
 const KEYWORD = "scanline\0";
+/** Names in the recipe of a sample; a link draws it if there are no others. */
+const KNOWN_FIELDS = new Set([
+  "format", "model", "weights", "precision", "arithmetic", "seed", "n", "label", ...SAMPLING,
+  "particles", "given", "scale", "version",
+]);
 const toBytes = (latin1) => Uint8Array.from(latin1, (c) => c.charCodeAt(0));
 const toLatin1 = (bytes) => new TextDecoder("latin1").decode(bytes);
 
@@ -77,8 +83,12 @@ function parseRecipe(text) {
 }
 
 /** Return the fields of the link that draws a recipe; null if no link can. */
-export function linkFields({ model, seed, n, label, temperature, guidance, top_p, given }) {
-  if (given || !Number.isSafeInteger(seed)) return null;
-  const fields = { model, n, seed, temperature, top_p };
-  return label === null ? fields : { ...fields, label, guidance };
+export function linkFields(recipe) {
+  const { seed, label, given } = recipe;
+  const known = Object.keys(recipe).every((name) => KNOWN_FIELDS.has(name));
+  if (!known || given || !Number.isSafeInteger(seed)) return null;
+  const needsLabel = ["label", "guidance"];
+  const names = ["model", "n", "seed", ...SAMPLING, "label"]
+    .filter((name) => name in recipe && (label !== null || !needsLabel.includes(name)));
+  return Object.fromEntries(names.map((name) => [name, recipe[name]]));
 }
