@@ -12,7 +12,7 @@ from scanline.model.decoders.base import InputBatch
 from scanline.model.noise import RANDOM, random_label
 from scanline.model.particles import MAX_PARTICLES
 
-MAX_TEMPERATURE = 2.0  # of requests and commands; a decoder takes any
+MAX_TEMPERATURE = 2.0  # of options; a decoder takes any
 
 
 class SamplingError(ValueError):
@@ -131,6 +131,9 @@ def resolve(
             "guidance",
             "no_label",
         )
+    if not 0 <= options.temperature <= MAX_TEMPERATURE:
+        message = f"temperature must be 0 to {MAX_TEMPERATURE:g}"
+        raise SamplingError(message, "temperature", "out_of_range")
     if top_p is None:
         top_p = defaults.top_p
     elif not 0 < top_p <= 1:

@@ -16,7 +16,6 @@ from scanline.service.cli.options import (
     TopP,
     WeightsDir,
     check_compatible,
-    reject_nan,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def evaluate(
     top_p: TopP = None,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0.0, max=2.0, callback=reject_nan, help="Of samples. Default: 1."),
+        typer.Option(help="Of samples, 0 to 2. Default: 1."),
     ] = None,
     seed: Annotated[
         int | None,
@@ -133,8 +132,8 @@ def evaluate(
     if holes:
         _evaluate_inpainting(checkpoint, source, holes, top_p, epochs)
     elif samples:
-        sampling = _sampling_defaults(checkpoint, label, guidance, top_p)
         temperature = 1.0 if temperature is None else temperature
+        sampling = _sampling_defaults(checkpoint, label, guidance, top_p, temperature)
         _evaluate_samples(
             checkpoint, source, samples, label, sampling, temperature, seed or 0, epochs
         )
@@ -257,13 +256,16 @@ def _evaluate_samples(
 
 
 def _sampling_defaults(
-    checkpoint: Checkpoint, with_label: bool, guidance: float | None, top_p: float | None
-) -> SamplingDefaults:
-    """Resolve the guidance and top_p; raises ``ValueError``."""
+    checkpoint: Checkpoint, with_label: bool, guidance: float | None, top_p: float | None,
+    temperature: float = 1.0,
+) -> SamplingDefaults:  # fmt: skip
+    """Resolve the guidance and top_p; raises ``ValueError``, also for the temperature."""
     from scanline.model.checkpoint import SamplingDefaults
     from scanline.model.sampling import SamplingOptions, resolve
 
-    options = SamplingOptions(label=0 if with_label else None, top_p=top_p, guidance=guidance)
+    options = SamplingOptions(
+        label=0 if with_label else None, top_p=top_p, guidance=guidance, temperature=temperature
+    )
     params = resolve(checkpoint.model.config, checkpoint.defaults, options)
     return SamplingDefaults(params.guidance, params.top_p)
 

@@ -27,13 +27,6 @@ def check_compatible(mode: str, given: Mapping[str, object], *allowed: str) -> N
         )
 
 
-def reject_nan(value: float | None) -> float | None:
-    """Raise ``BadParameter`` for NaN, which passes both the lower and the upper bound."""
-    if value != value:
-        raise typer.BadParameter("must be a number, not NaN")
-    return value
-
-
 ModelName = Annotated[
     str | None,
     typer.Option(
@@ -52,10 +45,7 @@ Label = Annotated[str | None, typer.Option(help="A class by name or number, or r
 Temperature = Annotated[
     float,
     typer.Option(
-        min=0.0,
-        max=2.0,
-        callback=reject_nan,
-        help="1 samples from the model's distribution, 0 takes the most likely value.",
+        help="0 to 2: 1 samples from the model's distribution, 0 takes the most likely value."
     ),
 ]
 TopP = Annotated[

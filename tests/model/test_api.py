@@ -215,7 +215,7 @@ def test_model_sources(
         ({"label": [0, 1, 1.5]}, "name or number of a class, not 1.5"),
         ({"label": 1.5}, "name or number of a class, not 1.5"),
         ({"label": True}, "name or number of a class, not True"),
-        ({"temperature": -1.0}, "temperatures"),
+        ({"temperature": -1.0}, "temperature must be 0 to 2"),
         ({"top_p": 0.0}, "top_p"),
         ({"guidance": 2.0}, "guidance needs a label"),
         ({"guidance": 11.0, "label": 1}, "guidance must be 0 to 10"),
