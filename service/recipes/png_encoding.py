@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from scanline.model.config import NO_LABEL
 from scanline.model.noise import RANDOM
+from scanline.model.sampling import SamplingOptions
 from scanline.service import __version__
 from scanline.service.engine.generation import FinishReason, Generation, Image
 from scanline.service.images import to_grid, to_png
@@ -40,6 +43,8 @@ def _recipe(generation: Generation, image: Image | None, scale: int) -> Recipe |
     sampling = spec.sampling
     label = sampling.label if image is None else image.label
     name = None if label == NO_LABEL else config.classes[label]
+    options = {field.name: getattr(sampling, field.name) for field in fields(SamplingOptions)}
+    options["label"] = RANDOM if image is None and sampling.random_label else name
     return Recipe(
         model=generation.model,
         weights=provenance.weights,
@@ -47,12 +52,8 @@ def _recipe(generation: Generation, image: Image | None, scale: int) -> Recipe |
         arithmetic=provenance.arithmetic,
         seed=spec.seed if image is None else image.seed,
         n=spec.n if image is None else 1,
-        label=RANDOM if image is None and sampling.random_label else name,
-        temperature=sampling.temperature,
-        guidance=sampling.guidance,
-        top_p=sampling.top_p,
-        particles=sampling.particles,
         given=spec.given_digest,
         scale=scale,
         version=__version__,
+        **options,
     )

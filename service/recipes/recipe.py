@@ -25,7 +25,10 @@ from scanline.model.png import SIGNATURE, iterate_chunks, png_chunk
 from scanline.model.sampling import MAX_TEMPERATURE
 from scanline.service.upload_limits import MAX_PARTS
 
-FORMAT = 1  # raise it when a field changes its meaning
+# A new field needs a default that means the earlier behaviour, because older files lack it. Older
+# servers refuse files that have it. Raise FORMAT only when a field changes its meaning: files of
+# another format are refused.
+FORMAT = 1
 KEYWORD = b"scanline"
 MAX_RECIPE_BYTES = 16_384  # some 400 are usual; the names of the model and the class have no limit
 HEADER_END = 33  # length of a PNG's signature and IHDR chunk
