@@ -81,15 +81,15 @@ def test_model_without_classes_refuses_labels_and_guidance() -> None:
 
 
 def test_write_to_sets_every_input_with_the_name_of_an_option() -> None:
-    params = SamplingParams(label=1, temperature=0.5, top_p=0.25, guidance=2.0)
-    inputs = InputBatch.empty(GREY, 2)
+    inputs, untouched = InputBatch.empty(GREY, 2), InputBatch.empty(GREY, 1)
+    names = [field.name for field in fields(SamplingParams) if hasattr(inputs, field.name)]
+    values: dict[str, Any] = {name: 2 + k for k, name in enumerate(names)}
+    params = SamplingParams(**values)
     params.write_to(inputs, 1, params.label)
-    untouched = InputBatch.empty(GREY, 1)
-    for option in fields(SamplingParams):
-        if hasattr(inputs, option.name):
-            column = getattr(inputs, option.name)
-            assert column[1] == getattr(params, option.name)
-            assert column[0] == getattr(untouched, option.name)[0]
+    for name, value in values.items():
+        column, default = getattr(inputs, name), getattr(untouched, name)[0]
+        assert (column[0], column[1]) == (default, value), name
+        assert value != default
 
 
 def test_defaults_are_stored_in_the_checkpoint(tmp_path: Any) -> None:

@@ -29,7 +29,8 @@ def test_a_command_receives_its_sampling_options_as_one_argument() -> None:
         received.append((n, sampling))
 
     assert list(inspect.signature(command).parameters) == ["n", *SAMPLING_OPTIONS]
-    command(n=2, label="7", temperature=0.5, top_p=None, guidance=2.0)
+    defaults = {name: default for name, (_, default) in SAMPLING_OPTIONS.items()}
+    command(n=2, **defaults | {"label": "7", "temperature": 0.5, "guidance": 2.0})
     assert received == [(2, SamplingOptions(label="7", temperature=0.5, guidance=2.0))]
 
 

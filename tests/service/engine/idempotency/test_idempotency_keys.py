@@ -6,7 +6,7 @@ import gc
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -219,9 +219,9 @@ class ExtendedSpec(GenerationSpec):
 
 
 SAMPLING: list[dict[str, Any]] = [
-    {"label": 0}, {"random_label": True}, {"temperature": 0.5}, {"top_p": 0.5}, {"guidance": 2.0},
-    {"particles": 2},
-]  # fmt: skip
+    {name: not value if isinstance(value, bool) else value + 3}
+    for name, value in asdict(SamplingParams()).items()
+]
 
 
 @pytest.mark.parametrize(
