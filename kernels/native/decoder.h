@@ -263,11 +263,12 @@ private:
     void decide(Decision& decision, Team& team) {
         const Row row = decision.row;
         const int pixel = row.step / steps_per_pixel(config_);
-        Sampling sampling{{},
-                          arrays_.temperature[row.slot],
-                          arrays_.top_p[row.slot],
-                          arrays_.guidance[row.slot],
-                          arrays_.known[offset(row.slot, 1) + static_cast<size_t>(pixel)] != 0};
+        Sampling sampling{
+            .uniforms = {},
+            .temperature = arrays_.temperature[row.slot],
+            .top_p = arrays_.top_p[row.slot],
+            .guidance = arrays_.guidance[row.slot],
+            .known = arrays_.known[offset(row.slot, 1) + static_cast<size_t>(pixel)] != 0};
         if (!sampling.known)
             uniforms(arrays_.seed[row.slot], arrays_.particle[row.slot],
                      row.step * config_.step_draws, config_.step_draws, sampling.uniforms);

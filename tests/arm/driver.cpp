@@ -66,19 +66,25 @@ int main(int, char** arguments) {
     const auto N = static_cast<size_t>(config.max_slots);
     const auto T = static_cast<size_t>(config.height * config.width);
     const auto steps = T * static_cast<size_t>(config.channels / config.step_channels);
+    // In the order of `Arrays`, in which test_neon.py writes them.
     auto canvas = read_array<uint8_t>(N * T * static_cast<size_t>(config.channels));
     auto bits = read_array<float>(N * T);
     auto positions = read_array<int32_t>(N);
     const auto known = read_array<uint8_t>(N * T);
-    const auto seed = read_array<uint64_t>(N), particle = read_array<uint64_t>(N);
+    const auto seed = read_array<uint64_t>(N);
+    const auto particle = read_array<uint64_t>(N);
     const auto temperature = read_array<float>(N);
     const auto label = read_array<int32_t>(N);
-    const auto top_p = read_array<float>(N), guidance = read_array<float>(N);
+    const auto top_p = read_array<float>(N);
+    const auto guidance = read_array<float>(N);
     const auto twin = read_array<int32_t>(N);
     std::fclose(file);
 
-    const Arrays arrays{canvas.data(), bits.data(), positions.data(), known.data(), seed.data(),
-                        particle.data(), temperature.data(), label.data(), top_p.data(), guidance.data(), twin.data()};
+    const Arrays arrays{
+        .canvas = canvas.data(), .bits = bits.data(), .positions = positions.data(),
+        .known = known.data(), .seed = seed.data(), .particle = particle.data(),
+        .temperature = temperature.data(), .label = label.data(), .top_p = top_p.data(),
+        .guidance = guidance.data(), .twin = twin.data()};
     char reason[200];
     scanline::Decoder* const decoder = scanline_open(&config, &weights, &arrays, reason, sizeof reason);
     if (!decoder) return 5;
