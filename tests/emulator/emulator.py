@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +18,11 @@ from scanline.kernels.cuda.decode_config import DecodeConfig
 from scanline.kernels.cuda.fused.driver import literal
 from scanline.kernels.cuda.fused.fused_decode import LaunchConfig, arguments, defines, kernel_memory
 from scanline.kernels.native.build import find_compiler
+from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.packing import decode_config_for, load_weights
 from scanline.model.network import LinearTransformer
+from tests.model.decoders.sampling_case import SamplingCase, rows_of, twins_of
 
 SOURCE = Path(__file__).with_name("fused_decode.cpp")
 FLAGS = (
@@ -27,9 +30,7 @@ FLAGS = (
     "-U_FORTIFY_SOURCE",  # set by some compilers; it forbids longjmp between stacks
 )  # fmt: skip
 DEVICE_DTYPES = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}
-INPUTS = (
-    "canvas", "known", "seed", "particle", "temperature", "top_p", "guidance", "label", "twin",
-)  # fmt: skip
+INPUTS = tuple(field.name for field in fields(InputBatch))
 
 
 class DrawnImages(NamedTuple):
@@ -54,6 +55,15 @@ def build(s: DecodeConfig, config: LaunchConfig, folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
+def _load_inputs(buffers: Mapping[str, torch.Tensor], inputs: InputBatch) -> None:
+    """Write the inputs of the first slots to the buffers."""
+    for name in INPUTS:
+        array = np.ascontiguousarray(getattr(inputs, name))
+        array = array.view(DEVICE_DTYPES.get(array.dtype, array.dtype))
+        slots = buffers[name][: len(array)]
+        slots.copy_(torch.from_numpy(array).reshape(slots.shape))
+
+
 def draw(
     network: LinearTransformer, config: LaunchConfig, inputs: InputBatch, rows: Sequence[int],
     folder: Path,
@@ -74,10 +84,7 @@ def draw(
             buffer.fill_(
                 float("nan") if buffer.is_floating_point() else -1 if name == "slots" else 0
             )
-    for name in INPUTS:
-        array = np.ascontiguousarray(getattr(inputs, name))
-        array = array.view(DEVICE_DTYPES.get(array.dtype, array.dtype))
-        buffers[name].copy_(torch.from_numpy(array).reshape(buffers[name].shape))
+    _load_inputs(buffers, inputs)
     for name, tensor in (state or {}).items():
         buffers[name].copy_(tensor)
     buffers["slots"][: len(rows)] = torch.tensor(rows, dtype=torch.int32)
@@ -95,3 +102,25 @@ def draw(
         buffers["z"],
         buffers["pending"],
     )
+
+
+def sample(
+    config: ModelConfig, launch_config: LaunchConfig, case: SamplingCase, folder: Path
+) -> NDArray[np.uint8]:
+    """Sample the first step's values of every slot, twins included, as the kernel does."""
+    s, slots = decode_config_for(config), 2 * len(case.values)
+    weights, buffers = allocate_weights(s, "cpu"), allocate_buffers(s, slots, "cpu")
+    for name in ("positions", "bits", "known"):
+        buffers[name].zero_()
+    buffers["twin"].fill_(-1)
+    _load_inputs(buffers, replace(case.inputs, twin=twins_of(case.inputs)))
+    rows, parameters = rows_of(case.inputs, case.parameters, case.unconditional)
+    buffers["slots"][:slots] = torch.from_numpy(rows)
+    padded = torch.nn.functional.pad(parameters, (0, -parameters.shape[1] % 16), value=torch.nan)
+    memory = kernel_memory(s, weights, buffers)
+    given = arguments(memory, slots, slots, 1)
+    build(s, launch_config, folder).sample(
+        ctypes.byref(given), ctypes.c_void_p(padded.contiguous().data_ptr())
+    )
+    canvas = buffers["canvas"].numpy().reshape(slots, config.pixels, config.channels)
+    return canvas[:, 0]

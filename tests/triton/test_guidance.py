@@ -6,7 +6,7 @@ interpreter, and comparisons of the sampling kernel with the head.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -31,9 +31,9 @@ from tests.model.decoders.fixtures import (
     blank,
     masked,
     network_for,
-    noise_of,
     scatter_seeds,
 )
+from tests.model.decoders.sampling_case import head_parameters, rows_of, sampling_case, twins_of
 from tests.triton.fixtures import parametrize_configs
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -61,24 +61,19 @@ def run_sampling_kernel(
     weights, count = allocate_weights(s, device), len(parameters)
     load_weights(weights, network)
     buffers = allocate_buffers(s, 2 * count, device)
-    slots = torch.arange(2 * count).view(2, count).t().flatten()  # pairs of an image and its twin
+    slots, rows = rows_of(inputs, parameters, unconditional)
     guided = inputs.guidance != 1
-    for name in ("temperature", "top_p", "guidance", "canvas"):
-        buffers[name][:count] = torch.from_numpy(getattr(inputs, name)).to(device)
-    for name in ("seed", "particle"):
-        words = getattr(inputs, name).view(np.int64)
-        buffers[name][:count] = torch.from_numpy(words).to(device)
     for name in ("positions", "bits", "known"):
         buffers[name].zero_()
-    buffers["twin"].fill_(-1)
-    twins = np.where(guided, np.arange(count, 2 * count), -1)
-    buffers["twin"][:count] = torch.from_numpy(twins).to(device, torch.int32)
-    buffers["slots"].fill_(-1)
-    exists = torch.from_numpy(np.stack([np.ones_like(guided), guided], 1).ravel())
-    buffers["slots"][: 2 * count] = torch.where(exists, slots, -1).to(device, torch.int32)
+    for name in ("twin", "slots"):
+        buffers[name].fill_(-1)
+    for name in (field.name for field in fields(InputBatch)):
+        array = twins_of(inputs) if name == "twin" else getattr(inputs, name)
+        array = array.view(np.int64) if array.dtype == np.uint64 else array
+        buffers[name][:count] = torch.from_numpy(array).to(device)
+    buffers["slots"][: 2 * count] = torch.from_numpy(slots).to(device)
     buffers["parameters"].fill_(torch.nan)
-    both = torch.stack([parameters, unconditional], 1).flatten(0, 1)
-    buffers["parameters"][: 2 * count] = both.to(device)
+    buffers["parameters"][: 2 * count] = rows.to(device)
     launch = plan(s, weights, buffers)[-1]
     assert launch.name == "sample"
     launch.run(2 * count, 0)
@@ -89,37 +84,12 @@ def run_sampling_kernel(
     return values[:count]
 
 
-def head_parameters(config: ModelConfig, rows: int, seed: int) -> Tensor:
-    """Return random parameters of distributions that are neither flat nor degenerate."""
-    generator = torch.Generator().manual_seed(seed)
-    parameters = torch.randn(rows, config.head_outputs, generator=generator)
-    if config.head == "categorical":
-        parameters[..., 40:] -= 4
-    else:
-        parameters[:, 10 * (1 + config.channels) : 10 * (1 + 2 * config.channels)] -= 2
-    return parameters
-
-
 @every_head
 def test_kernel_samples_the_same_values_as_the_head(config: ModelConfig) -> None:
     network = network_for(config)
-    count = 10
-    inputs = blank(config, count)
-    scatter_seeds(inputs)
-    inputs.temperature[:] = np.resize(np.array([1, 0.7, 0, 1.3], np.float32), count)
-    inputs.top_p[:] = np.resize(np.array([1, 0.5, 0.02], np.float32), count)
-    inputs.guidance[:] = np.resize(np.array([1, 2.5, 0, 1, 10], np.float32), count)
-    parameters, unconditional = (head_parameters(config, count, seed) for seed in (1, 2))
-    parameters[4:6] = parameters[4:6].round()  # many equal weights
-    unconditional[4:6] = unconditional[4:6].round()
-    parameters[8] = 0
-    expected = network.head.sample(
-        parameters, torch.from_numpy(noise_of(inputs, config)[:, 0]),
-        torch.from_numpy(inputs.temperature), torch.from_numpy(inputs.top_p),
-        torch.from_numpy(inputs.guidance), unconditional,
-    )  # fmt: skip
+    inputs, parameters, unconditional, expected = sampling_case(network)
     values = run_sampling_kernel(network, parameters, unconditional, inputs)
-    assert np.array_equal(values, expected.numpy())
+    assert np.array_equal(values, expected)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from numpy in the interpreter

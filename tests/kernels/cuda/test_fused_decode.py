@@ -24,7 +24,9 @@ from scanline.model.decoders.packing import decode_config_for
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import random_network
-from tests.emulator.emulator import build, draw
+from tests.emulator.emulator import build, draw, sample
+from tests.model.decoders.fixtures import network_for
+from tests.model.decoders.sampling_case import sampling_case, twins_of
 
 
 def small(preset: str, **fields: Any) -> ModelConfig:
@@ -136,6 +138,21 @@ def test_agrees_with_the_reference(config: ModelConfig, folder: Path) -> None:
     difference = canvas.astype(int) - reference.canvas[images_only].reshape(canvas.shape)
     assert (np.abs(difference) <= 8).mean() > 0.75
     assert one.positions[rows].tolist() == [T] * len(rows)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIGS["grey"], CONFIGS["rgb, linear"],
+        pytest.param(replace(CONFIGS["grey"], head="logistic_mixture"), marks=pytest.mark.broad),
+    ],
+    ids=["categorical", "mixture RGB", "mixture"],
+)  # fmt: skip
+def test_samples_the_same_values_as_the_head(config: ModelConfig, folder: Path) -> None:
+    case = sampling_case(network_for(config))
+    values, twins = sample(config, ONE_BLOCK, case, folder), twins_of(case.inputs)
+    assert np.array_equal(values[: len(twins)], case.values)
+    assert np.array_equal(values[twins[twins >= 0]], case.values[twins >= 0])
 
 
 @pytest.mark.parametrize(

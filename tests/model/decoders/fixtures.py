@@ -71,7 +71,10 @@ def network_for(config: ModelConfig) -> LinearTransformer:
 
 
 def blank(config: ModelConfig, count: int, seed: int = 0) -> InputBatch:
-    """Return inputs of ``count`` unknown images with different seeds, at temperature 1."""
+    """Return inputs of ``count`` unknown images, with neutral sampling options.
+
+    They have different seeds. The labels are those of the config in turn, beginning with none.
+    """
     T, C = config.pixels, config.channels
     inputs = InputBatch.empty(config, count)
     inputs.canvas[:] = np.random.default_rng(seed).integers(0, 256, (count, T, C), np.uint8)

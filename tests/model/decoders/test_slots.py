@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
+from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.factory import create_decoder
 from tests.conftest import assert_close, tiny_config
 from tests.model.decoders.fixtures import (
@@ -38,8 +40,8 @@ def test_other_slots_are_neither_read_nor_written(config: ModelConfig, backend: 
         part[others] = np.nan
     decoder.canvas[others], decoder.positions[others], given.known[others] = 77, 3, True
     parts: list[NDArray[Any]] = [
-        decoder.bits, given.seed, given.temperature, decoder.canvas, decoder.positions,
-        given.known, given.label, given.top_p, given.guidance, *state_of(decoder),
+        decoder.bits, decoder.positions, *state_of(decoder),
+        *(getattr(given, field.name) for field in fields(InputBatch)),
     ]  # fmt: skip
     before = [part[others].copy() for part in parts]
     decoder.begin([1, -1, 3], inputs.select([0, 0, 1]))
