@@ -105,12 +105,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests marked broad; start slow tests first so that no worker ends with one."""
+    """Deselect tests marked broad; workers start slow tests first, so that none ends with one."""
     if not config.getoption("--broad"):
         broad = [item for item in items if item.get_closest_marker("broad")]
         items[:] = [item for item in items if not item.get_closest_marker("broad")]
         config.hook.pytest_deselected(items=broad)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if hasattr(config, "workerinput"):  # this process is one of pytest-xdist's workers
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.hookimpl(wrapper=True)
