@@ -21,7 +21,7 @@ NoEffect = Annotated[
 
 
 class ImageOptions(SamplingFields):
-    """Fields of generations and edits. All except the prompt may be null or left out.
+    """Fields of generations and edits. All except the prompt may be left out.
 
     OpenAI adds fields over the years, and its clients send null for those that are not set. A field
     that has no effect here is of any type, because its value does not matter.
@@ -79,7 +79,8 @@ class ImageOptions(SamplingFields):
     svg: NoEffect = None
     user: NoEffect = None
     seed: Seed = None
-    temperature: Temperature | None = None  # type: ignore[assignment]  # may be null here
+    # Null in the schema, because OpenAI's clients send it. Every route accepts it.
+    temperature: Temperature | None = None  # type: ignore[assignment]
 
 
 class GenerationsRequest(ImageOptions):
