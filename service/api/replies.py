@@ -59,7 +59,7 @@ class ImageFacts(BaseModel):
         Field(
             description="With particles: logarithm of the probability of the known pixels after "
             "the first unknown one, under the plain model, averaged over the pixels drawn before "
-            "them. An estimate of their log-probability if temperature, top_p and guidance are 1."
+            "them. An estimate of their log-probability with neutral sampling options."
         ),
     ]
 

@@ -18,6 +18,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 TIMEOUT = 600.0  # seconds without a byte
+# Neutral sampling options, which the decoders are timed with; a model's defaults may cost more.
+PLAIN = {"temperature": 1.0, "top_p": 1.0, "guidance": 1.0}
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,12 @@ from scanline.model.bench.timing import start_blank_images
 from scanline.model.checkpoint import Checkpoint, save_checkpoint
 from scanline.model.decoders.base import Decoder
 from scanline.model.decoders.factory import create_decoder
-from scanline.service.bench.http_clients import Workload, pixels_drawn, running_clients
+from scanline.service.bench.http_clients import PLAIN, Workload, pixels_drawn, running_clients
 
 CLIENTS, IMAGES, SLOTS = 16, 16, 64  # 256 images in flight on 64 slots
 DECODER_SECONDS = 2.0  # 0.25 seconds vary too much
 REPLY_SECONDS = 4.0
 READY_SECONDS = 60.0
-# The options that the decoder is timed with; a model's sampling defaults may cost more.
-PLAIN = {"temperature": 1.0, "top_p": 1.0, "guidance": 1.0}
 
 
 def decoder_rate(decoder: Decoder) -> float:

@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
+from scanline.service.bench.http_clients import PLAIN
 from tests.server_processes import free_port, wait_ready
-
-# The sampling options of the decoder's benchmarks; a model's defaults may cost more.
-PLAIN = {"temperature": 1.0, "top_p": 1.0, "guidance": 1.0}
 
 
 class Served:
