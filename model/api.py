@@ -60,7 +60,7 @@ def draw(
         seed: Image j has the seed ``seed + j``, and the same bytes as from the server.
         label: A class by name or number, one for all images or one each. None is no label, and
             "random" a class chosen by the seed of each image.
-        temperature: 0 to 2: 1 for the model's distribution, 0 for the most likely values.
+        temperature: 0 to 2; 1 for the model's distribution, 0 for the most likely values.
         top_p: Share of the probability to keep; None is the model's default.
         guidance: Strength of classifier-free guidance; None is the model's default, or 1 without
             a label.

@@ -239,7 +239,9 @@ class Head(nn.Module):
         guidance = one if guidance is None else guidance.to(one)
         if unconditional is None:
             unconditional = parameters
-        # Only the rows that need it, because 256 values of ten logistics each are costly.
+        # Only the rows that need it, because 256 values of ten logistics each are costly. The same
+        # rule: Head::decide in kernels/native/head.h, sample_kernel in kernels/cuda/sampling.py and
+        # RowSampler::sample in kernels/cuda/fused/row_sampling.h.
         shaped = (greedy | (top_p < 1) | (guidance != 1)).nonzero().squeeze(-1)
         if shaped.numel():
             values[shaped] = self._sample_shaped(

@@ -32,8 +32,7 @@ class SamplingError(ValueError):
 class SamplingOptions:
     """Sampling options of a request, in which None selects the model's default.
 
-    A new option needs a field here and in ``SamplingParams``, and a line in ``resolve`` and
-    ``SamplingParams.write_to``.
+    For a new option, see CONTRIBUTING.md, "A sampling option".
 
     Attributes:
         label: A class by name or number, "random" for a class chosen by each image's seed, None

@@ -184,6 +184,7 @@ def sample_kernel(
         first_draw = (step * DRAWS).to(tl.uint64)
         temperature = tl.load(p_temperature + slot)
         top_p = tl.load(p_top_p + slot)
+        # The same rule as in Head.sample (model/heads.py), which names the others.
         if (known == 0) & ((twin >= 0) | (top_p < 1.0) | (temperature == 0)):
             guidance = tl.load(p_guidance + slot)
             rows = 1 + (twin >= 0).to(tl.int32)

@@ -23,6 +23,7 @@ public:
     // parameters of the image's unconditional twin, or is null if it has none.
     float decide(const float* parameters, const float* unconditional, Sampling sampling,
                  uint8_t* values) const {
+        // The same rule as in Head.sample (model/heads.py), which names the others.
         if (!sampling.known &&
             (unconditional || sampling.top_p < 1.0f || sampling.temperature == 0.0f)) {
             sample_from_values(parameters, unconditional, sampling, values);

@@ -87,7 +87,8 @@ LABEL_HELP = (
 class SamplingFields(RequestBody):
     """Sampling options shared by all drawing requests.
 
-    ``SamplingOptions`` (model/sampling.py) explains them. A new option needs a field here.
+    ``SamplingOptions`` (model/sampling.py) explains them. For a new option, see CONTRIBUTING.md, "A
+    sampling option".
     """
 
     temperature: Temperature = 1.0

@@ -62,6 +62,7 @@ struct RowSampler : ResidualStream {
             const float* p = row_parameters(n);
             if (!parameters_ready) wait_barrier(BARRIER_PARAMETERS), parameters_ready = true;
             if (!row.known && t >= FIRST_STEP) {
+                // The same rule as in Head.sample (model/heads.py), which names the others.
                 if (row.twin >= 0 || row.top_p < 1.0f || row.temperature == 0.0f) {
                     sample_filtered(row.values, p, PARAMETER_STRIDE, row, lane);
                 } else {
