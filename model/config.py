@@ -315,11 +315,15 @@ _PAPER: dict[str, Any] = {
 }  # fmt: skip
 
 PRESETS: dict[str, ModelConfig] = {
-    "mnist-paper": ModelConfig(height=28, width=28, n_layers=8, **_PAPER),
-    "cifar10-paper": ModelConfig(height=32, width=32, channels=3, n_layers=16, **_PAPER),
     "mnist": ModelConfig(height=28, width=28, short_conv="2x3", classes=DIGITS),
     "cifar10": ModelConfig(
         height=32, width=32, channels=3, encoding="linear", head="logistic_mixture",
         short_conv="2x3", classes=CIFAR10_CLASSES, n_layers=8,
     ),
+    "mnist-paper": ModelConfig(height=28, width=28, n_layers=8, **_PAPER),
+    "cifar10-paper": ModelConfig(height=32, width=32, channels=3, n_layers=16, **_PAPER),
+}  # fmt: skip
+# Data set that each preset is trained on: a key of ``PUBLISHED`` (model/data/catalog.py).
+PRESET_DATASETS = {
+    "mnist": "mnist", "cifar10": "cifar10", "mnist-paper": "mnist", "cifar10-paper": "cifar10",
 }  # fmt: skip

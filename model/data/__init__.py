@@ -1,1 +1,1 @@
-"""Data sets: MNIST, CIFAR-10 and folders of images."""
+"""Data sets: published ones and folders of pictures."""

@@ -15,7 +15,7 @@ class Dataset:
     """Images, with labels if there are classes.
 
     Attributes:
-        name: ``"mnist"``, ``"cifar10"``, or ``"images"`` for a folder.
+        name: Key of ``PUBLISHED``, or ``"images"`` for a folder of pictures.
         images: uint8 ``[N, H, W, C]``.
         labels: int64 ``[N]``, or None.
         classes: Name of each label, or ``()``.
@@ -36,6 +36,11 @@ class Dataset:
     def title(self) -> str:
         """Name to show with a figure."""
         return self.folder or self.name
+
+    @property
+    def from_folder(self) -> bool:
+        """True if the images were read from a folder of pictures."""
+        return self.name == "images"
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != np.uint8:

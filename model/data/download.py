@@ -1,13 +1,12 @@
-"""Files of MNIST and CIFAR-10: download, checksums and search paths."""
+"""Search for the files of published data sets, and their download."""
 
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from scanline.kernels.cache import atomic_path, cache_folder
+from scanline.model.data.catalog import PublishedSet
 from scanline.model.progress import show_progress
 
 log = logging.getLogger("scanline.data")
@@ -21,93 +20,53 @@ class MissingDataError(DataError):
     """Error raised if none of the searched folders holds the data set."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """Published location of a data set: a base URL and the SHA-256 of each file below it."""
-
-    base_url: str
-    files: Mapping[str, str]
-
-
-_MNIST_GZ_SHA256 = {
-    "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-}
-ARCHIVE = "cifar-10-binary.tar.gz"
-_ARCHIVE_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
-
-SOURCES: Mapping[str, Source] = {
-    "mnist": Source(  # a mirror, because the authors' server refuses downloads
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        {f"{file}.gz": digest for file, digest in _MNIST_GZ_SHA256.items()},
-    ),
-    "cifar10": Source("https://www.cs.toronto.edu/~kriz/", {ARCHIVE: _ARCHIVE_SHA256}),
-}
-FILES = {
-    ("mnist", "train"): ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    ("mnist", "test"): ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-    ("cifar10", "train"): tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-    ("cifar10", "test"): ("test_batch.bin",),
-}
-# Sub-folders of a search path that may hold a data set; downloads go into the first.
-_FOLDERS = {
-    "mnist": ("mnist", "MNIST/raw", "."),
-    "cifar10": ("cifar-10", "cifar10", "cifar-10-batches-bin", "."),
-}
-
-
-def find(name: str, split: str, data_dir: Path | None = None) -> list[Path]:
+def find(published: PublishedSet, split: str, data_dir: Path | None = None) -> list[Path]:
     """Return the paths of a split's files, in order, or of the archive that holds them.
 
     Args:
-        name: ``"mnist"`` or ``"cifar10"``.
-        split: ``"train"`` or ``"test"``.
+        published: The data set.
+        split: Key of its ``splits``.
         data_dir: Folder to search; None searches the folders listed at ``load_dataset``. The first
             folder that holds all files is used.
 
     Raises:
         MissingDataError: If no folder holds all files.
     """
-    roots, wanted, incomplete = _roots(data_dir), FILES[name, split], ""
-    for folder in (root / sub for root in roots for sub in _FOLDERS[name]):
+    wanted = [file.name for file in published.splits[split]]
+    roots, incomplete = _roots(data_dir), ""
+    for folder in (root / sub for root in roots for sub in published.folders):
         found = {file: path for file in wanted if (path := _present(folder, file))}
         if len(found) == len(wanted):
             return list(found.values())
-        if name == "cifar10" and (archive := _present(folder, ARCHIVE)):
+        if published.archive and (archive := _present(folder, published.archive)):
             return [archive]
         if found and not incomplete:
             missing = [file for file in wanted if file not in found]
             incomplete = f" ({folder} has some of them, but not {', '.join(missing)})"
     raise MissingDataError(
-        f"no {name} {split} files in {' or '.join(map(str, roots))}{incomplete}: set --data-dir or "
-        "SCANLINE_DATA_DIR to their folder, or add --download to fetch them"
+        f"no {published.name} {split} files in {' or '.join(map(str, roots))}{incomplete}: set "
+        "--data-dir or SCANLINE_DATA_DIR to their folder, or add --download to fetch them"
     )
 
 
-def download(name: str, data_dir: Path | None = None, *, source: Source | None = None) -> Path:
+def download(published: PublishedSet, data_dir: Path | None = None) -> Path:
     """Download the published files of a data set and return their folder.
 
     Existing files with the right checksum are kept. Each file is verified before it replaces
     another.
 
     Args:
-        name: ``"mnist"`` or ``"cifar10"``.
+        published: The data set.
         data_dir: Folder to create the data set's folder in; None means ``SCANLINE_DATA_DIR``, else
             ``data/`` in the cache (``cache_folder``).
-        source: Another mirror.
 
     Raises:
         DataError: If there is no network, the server answers with an error, or a file has another
             checksum.
     """
-    if name not in SOURCES:
-        raise DataError(f"unknown data set {name!r}: choose {' or '.join(SOURCES)}")
-    source = source or SOURCES[name]
-    folder = _roots(data_dir)[-1] / _FOLDERS[name][0]
-    for file, digest in source.files.items():
-        _fetch(f"{source.base_url.rstrip('/')}/{file}", folder / file, digest)
+    folder = _roots(data_dir)[-1] / published.folders[0]
+    for file, digest in published.downloads.items():
+        _fetch(f"{published.url.rstrip('/')}/{file}", folder / file, digest)
     return folder
 
 

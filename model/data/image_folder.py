@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from scanline.model.data.catalog import one_of
 from scanline.model.data.dataset import Dataset
 from scanline.model.data.download import DataError
 from scanline.model.images import FORMATS, any_image_size, fit_image, flatten_alpha, open_image
@@ -96,8 +97,7 @@ def load_image_folder(folder: Path, size: int | tuple[int, int], grey: bool) -> 
     if not read:
         tried = f": {broken[0]}" if broken else ""
         raise DataError(
-            f"{folder} holds no readable image{tried}. Choose a folder of "
-            f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]} files"
+            f"{folder} holds no readable image{tried}. Choose a folder of {one_of(FORMATS)} files"
         )
     note = ""
     if broken:

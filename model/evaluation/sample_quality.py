@@ -12,7 +12,6 @@ from scanline.model.api import Label, generate
 from scanline.model.checkpoint import Checkpoint, SamplingDefaults
 from scanline.model.config import ModelConfig
 from scanline.model.data.dataset import Dataset
-from scanline.model.data.download import SOURCES
 from scanline.model.evaluation.classifier import (
     Classifier,
     accuracy,
@@ -170,7 +169,7 @@ def check_samples(
 
 def has_balanced_classes(test: Dataset) -> bool:
     """Return True for a published data set, which has equally many images of each class."""
-    return test.name in SOURCES
+    return not test.from_folder
 
 
 def typical_range(bits_per_dim: NDArray[np.float64]) -> tuple[float, float]:

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scanline.model.config import CIFAR10_CLASSES, DIGITS, PRESETS, ModelConfig
+from scanline.model.config import PRESET_DATASETS, PRESETS, ModelConfig
+from scanline.model.data.catalog import PUBLISHED, one_of
 from scanline.model.data.dataset import Dataset, content_order, split_validation
-from scanline.model.data.download import SOURCES, DataError
+from scanline.model.data.download import DataError
 from scanline.model.data.image_folder import load_image_folder
 from scanline.model.data.published_sets import load_dataset
 from scanline.model.evaluation.likelihood import check_image_shape
@@ -29,7 +30,7 @@ class DataSource(NamedTuple):
     """A user's choice of images: a data set or a folder.
 
     Attributes:
-        dataset: Name of a data set, or of a preset for training.
+        dataset: Key of ``PUBLISHED``; for training, key of ``PRESETS``.
         images: Folder of images.
         data_dir: Folder of the data sets; None searches the default folders.
         download: Download a missing data set.
@@ -68,7 +69,7 @@ def load_training_data(
     if source.images is not None:
         data = load_image_folder(source.images, size or DEFAULT_SIZE, grey)
     else:
-        name = str(source.dataset).removesuffix("-paper")
+        name = PRESET_DATASETS[str(source.dataset)]
         data = load_dataset(name, "train", source.data_dir, download=source.download)
     unseen = _unseen_count(data, start or {})
     training, validation = _split_default(data, (unseen or None) if hold_out is None else hold_out)
@@ -113,11 +114,11 @@ def check_training_source(source: DataSource, size: int | None, grey: bool) -> N
     """Raise ``ValueError`` unless the options name one source of training data."""
     dataset, images, data_dir, download = source
     if (dataset is None) == (images is None):
-        raise ValueError("choose what to train on: mnist, cifar10, or --images FOLDER")
+        raise ValueError(f"choose what to train on: {one_of([*PRESETS, '--images FOLDER'])}")
     if images is not None:
         if data_dir or download:
             raise ValueError(
-                "--data-dir and --download are for mnist and cifar10, not for --images"
+                "--data-dir and --download are for published data sets, not for --images"
             )
         return
     if size or grey:
@@ -125,7 +126,7 @@ def check_training_source(source: DataSource, size: int | None, grey: bool) -> N
     if dataset not in PRESETS:
         is_folder = Path(str(dataset)).is_dir()
         hint = f"; to train on a folder of images, use --images {dataset}" if is_folder else ""
-        raise ValueError(f"unknown data set {dataset!r}: choose {', '.join(PRESETS)}{hint}")
+        raise ValueError(f"unknown preset {dataset!r}: choose {one_of(PRESETS)}{hint}")
 
 
 def _default_held_out(data: Dataset) -> int:
@@ -159,7 +160,7 @@ def _with_seen_note(data: Dataset, held_out: Dataset, facts: Mapping[str, Any]) 
 
 def _split(data: Dataset, count: int) -> tuple[Dataset, Dataset]:
     """Hold out images; in a folder by content, so that added images change the split little."""
-    return split_validation(data, count, seed=0, by_content=data.name not in SOURCES)
+    return split_validation(data, count, seed=0, by_content=data.from_folder)
 
 
 def _split_as_trained(
@@ -196,12 +197,13 @@ def load_test_data(config: ModelConfig, facts: Mapping[str, Any], source: DataSo
             return _with_seen_note(data, parts[1], facts)
         mixed = data.take(content_order(data, seed=0))  # mixes the classes
         return replace(mixed.with_note(_ALL_SEEN if parts else _NOT_SPLIT), seen=parts is not None)
-    known = {DIGITS: "mnist", CIFAR10_CLASSES: "cifar10"}
-    if source.dataset is None and config.classes not in known:
-        raise ValueError(
-            "choose what to measure on: --images FOLDER, or --dataset mnist or cifar10"
-        )
-    name = source.dataset or known[config.classes]
+    name = source.dataset
+    if name is None:
+        fitting = [one.name for one in PUBLISHED.values() if one.classes == config.classes]
+        if len(fitting) != 1:
+            choices = one_of(f"--dataset {each}" for each in fitting or PUBLISHED)
+            raise ValueError(f"choose what to measure on: --images FOLDER, {choices}")
+        (name,) = fitting
     data = load_dataset(name, "test", source.data_dir, download=source.download)
     check_image_shape(config, data)
     return data
@@ -211,7 +213,7 @@ def _load_folder_for(config: ModelConfig, images: Path, source: DataSource) -> D
     """Read a folder in a model's size and channels; raise if other options are given as well."""
     if source.dataset or source.data_dir or source.download:
         raise ValueError(
-            "--dataset, --data-dir and --download are for mnist and cifar10, not for --images"
+            "--dataset, --data-dir and --download are for published data sets, not for --images"
         )
     return load_image_folder(images, (config.height, config.width), config.channels == 1)
 

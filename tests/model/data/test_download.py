@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from scanline.model.data import download, published_sets
-from scanline.model.data.download import DataError, MissingDataError, Source
+from scanline.model.data import download
+from scanline.model.data.catalog import PUBLISHED, PublishedSet, one_of
+from scanline.model.data.download import DataError, MissingDataError
 from scanline.model.data.published_sets import load_dataset
 from tests.dataset_files import (
     cifar_batch,
@@ -86,9 +87,11 @@ class Mirror(ThreadingHTTPServer):
         self.broken: set[str] = set()
         self.requested: list[str] = []
 
-    def source(self) -> Source:
+    def published(self, name: str = "mnist") -> PublishedSet:
+        """Return a data set whose downloads are the files of this server."""
         digests = {file: hashlib.sha256(body).hexdigest() for file, body in self.files.items()}
-        return Source(f"http://127.0.0.1:{self.server_port}/former/", digests)
+        url = f"http://127.0.0.1:{self.server_port}/former/"
+        return replace(PUBLISHED[name], url=url, downloads=digests)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -138,7 +141,7 @@ def mnist_mirror(mirror: Mirror, tmp_path: Path) -> Mirror:
 def test_missing_data_set_is_downloaded_once(
     tmp_path: Path, mnist_mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "SOURCES", {"mnist": mnist_mirror.source()})
+    monkeypatch.setitem(PUBLISHED, "mnist", mnist_mirror.published())
     with pytest.raises(MissingDataError, match="add --download"):
         load_dataset("mnist", "train", tmp_path / "data")
     assert len(load_dataset("mnist", "train", tmp_path / "data", download=True)) == 6
@@ -151,22 +154,22 @@ def test_missing_data_set_is_downloaded_once(
 def test_download_folder(
     tmp_path: Path, mnist_mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = mnist_mirror.source()
+    published = mnist_mirror.published()
     monkeypatch.setenv("HOME", str(tmp_path))
     cache = tmp_path / ".cache" / "scanline" / "data"
-    assert download.download("mnist", source=source) == cache / "mnist"
+    assert download.download(published) == cache / "mnist"
     assert len(load_dataset("mnist", "test")) == 6
     monkeypatch.setenv("SCANLINE_DATA_DIR", str(tmp_path / "named"))
-    assert download.download("mnist", source=source) == tmp_path / "named" / "mnist"
+    assert download.download(published) == tmp_path / "named" / "mnist"
 
 
 def test_only_missing_or_damaged_files_are_downloaded(tmp_path: Path, mnist_mirror: Mirror) -> None:
-    source = mnist_mirror.source()
-    folder = download.download("mnist", tmp_path, source=source)
+    published = mnist_mirror.published()
+    folder = download.download(published, tmp_path)
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(b"damaged")
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
     mnist_mirror.requested.clear()
-    download.download("mnist", tmp_path, source=source)
+    download.download(published, tmp_path)
     assert set(mnist_mirror.requested) == {
         "train-labels-idx1-ubyte.gz",
         "t10k-labels-idx1-ubyte.gz",
@@ -177,7 +180,7 @@ def test_only_missing_or_damaged_files_are_downloaded(tmp_path: Path, mnist_mirr
 def test_cifar10_archive_is_downloaded_and_read(tmp_path: Path, mirror: Mirror) -> None:
     write_archive(tmp_path / "a", {"test_batch.bin": cifar_batch()[2]})
     mirror.files = {"cifar-10-binary.tar.gz": (tmp_path / "a").read_bytes()}
-    download.download("cifar10", tmp_path, source=mirror.source())
+    download.download(mirror.published("cifar10"), tmp_path)
     assert (tmp_path / "cifar-10" / "cifar-10-binary.tar.gz").is_file()
     assert len(load_dataset("cifar10", "test", tmp_path)) == 5
 
@@ -196,7 +199,7 @@ def test_failed_download_is_reported_and_leaves_no_file(
     tmp_path: Path, mirror: Mirror, fault: str, message: str
 ) -> None:
     mirror.files = {"a.gz": bytes(100_000)}
-    source = mirror.source()
+    published = mirror.published()
     if fault == "mismatch":
         mirror.files["a.gz"] = bytes(100)
     elif fault == "404":
@@ -205,13 +208,13 @@ def test_failed_download_is_reported_and_leaves_no_file(
         mirror.broken.add("a.gz")
     elif fault == "nobody there":
         with Mirror() as other:  # closed again, so nothing listens on its port
-            source = replace(source, base_url=f"http://127.0.0.1:{other.server_port}")
+            published = replace(published, url=f"http://127.0.0.1:{other.server_port}")
     else:
-        source = replace(source, base_url="http://[::")
+        published = replace(published, url="http://[::")
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "a.gz").write_bytes(b"before")
     with pytest.raises(DataError, match=message):
-        download.download("mnist", tmp_path, source=source)
+        download.download(published, tmp_path)
     assert [path.read_bytes() for path in (tmp_path / "mnist").iterdir()] == [b"before"]
 
 
@@ -226,11 +229,11 @@ def test_concurrent_downloads_of_a_file(
         with monkeypatch.context() as patch:
             patch.setattr(download, "_stream", stream)
             patch.setattr("os.getpid", lambda: -1)
-            download.download("mnist", tmp_path, source=mirror.source())
+            download.download(mirror.published(), tmp_path)
         return digest
 
     monkeypatch.setattr(download, "_stream", beside_another)
-    folder = download.download("mnist", tmp_path, source=mirror.source())
+    folder = download.download(mirror.published(), tmp_path)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == mirror.files
 
 
@@ -238,20 +241,28 @@ def test_read_only_folder_is_reported(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files = {"a.gz": b"content"}
     (tmp_path / "mnist").write_text("a file where the folder should be")
     with pytest.raises(DataError, match=r"cannot be written .* choose another folder"):
-        download.download("mnist", tmp_path, source=mirror.source())
+        download.download(mirror.published(), tmp_path)
 
 
-def test_checksums_cover_all_files() -> None:
-    for (name, _), files in download.FILES.items():
-        assert set(files) <= set(published_sets._SHA256)
-        if name == "mnist":
-            assert {f"{file}.gz" for file in files} <= set(download.SOURCES["mnist"].files)
-    digests = [*published_sets._SHA256.values(), *download.SOURCES["mnist"].files.values()]
-    digests += download.SOURCES["cifar10"].files.values()
+def test_checksums_are_complete_and_differ() -> None:
+    sets = PUBLISHED.values()
+    digests = [file.sha256 for one in sets for files in one.splits.values() for file in files]
+    digests += [digest for one in sets for digest in one.downloads.values()]
     assert {len(digest) for digest in digests} == {64}
     assert len(set(digests)) == len(digests)
 
 
+def test_downloads_hold_all_files(tmp_path: Path) -> None:
+    for name, published in PUBLISHED.items():
+        assert {*published.splits} == {"train", "test"}
+        folder = tmp_path / name / published.folders[0]
+        folder.mkdir(parents=True)
+        for file in published.downloads:
+            (folder / file).touch()
+        for split in published.splits:
+            assert download.find(published, split, tmp_path / name)
+
+
 def test_unknown_data_set_is_not_downloaded() -> None:
-    with pytest.raises(DataError, match="choose mnist or cifar10"):
-        download.download("imagenet")
+    with pytest.raises(DataError, match=f"unknown data set 'imagenet': choose {one_of(PUBLISHED)}"):
+        load_dataset("imagenet", "train", download=True)

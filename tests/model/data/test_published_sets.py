@@ -4,14 +4,16 @@ import hashlib
 import json
 import logging
 import lzma
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from scanline.model.data import download, published_sets
+from scanline.model.data.catalog import PUBLISHED, one_of
 from scanline.model.data.dataset import Dataset
-from scanline.model.data.download import DataError, MissingDataError
+from scanline.model.data.download import DataError, MissingDataError, find
 from scanline.model.data.published_sets import load_dataset
 from tests.dataset_files import (
     PACKERS,
@@ -100,7 +102,7 @@ IMAGES, LABELS = mnist_arrays()
         ({"images": idx(IMAGES)[:10]}, "ends within its header"),
         ({"images": idx(IMAGES)[:-1]}, r"4,719 bytes, but its header requires 4,720"),
         ({"images": idx(IMAGES) + b"\0"}, r"4,721 bytes, but its header requires 4,720"),
-        ({"images": idx(IMAGES[:, :20, :24])}, "images of 20×24 pixels, but MNIST has 28×28"),
+        ({"images": idx(IMAGES[:, :20, :24])}, "images of 20×24 pixels, but mnist has 28×28"),
         ({"images": idx(IMAGES[:0]), "labels": idx(LABELS[:0])}, "holds no records"),
         ({"labels": idx(LABELS[:5])}, "5 labels for 6 images"),
         ({"labels": idx(LABELS + np.uint8(5))}, "has a label 10, but labels are 0 to 9"),
@@ -129,7 +131,7 @@ def test_damaged_compressed_file_is_rejected(tmp_path: Path, suffix: str, damage
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (cifar_batch()[2][:-1], "not a multiple of a CIFAR-10 record"),
+        (cifar_batch()[2][:-1], "not a multiple of a cifar10 record's 3,073"),
         (b"", "holds no records"),
         (b"\x0a" + bytes(3072), "has a label 10"),
     ],
@@ -143,11 +145,40 @@ def test_wrong_cifar10_file_is_rejected(tmp_path: Path, content: bytes, message:
 def test_wrong_checksum_is_rejected(tmp_path: Path) -> None:
     zeros = np.zeros((10_000, 28, 28), np.uint8)
     write_mnist(tmp_path, changes={"images": idx(zeros), "labels": idx(zeros[:, 0, 0])})
-    with pytest.raises(DataError, match=r"t10k-images.* is damaged.* Delete it, then"):
+    with pytest.raises(
+        DataError,
+        match=r"t10k-images.* is not the published mnist file: .* another data set, move it to a "
+        "folder of its own; otherwise delete it",
+    ):
         load_dataset("mnist", "test", tmp_path)
     (tmp_path / "test_batch.bin").write_bytes(bytes(30_730_000))
-    with pytest.raises(DataError, match=r"test_batch\.bin is damaged"):
+    with pytest.raises(DataError, match=r"test_batch\.bin is not the published cifar10 file"):
         load_dataset("cifar10", "test", tmp_path)
+
+
+def test_data_sets_with_files_of_the_same_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has checksums and classes of its own."""
+    letters = tuple("ABCDEFGHIJ")
+    images, labels = mnist_arrays()
+    contents = {"images": idx(images), "labels": idx(labels)}
+    files = tuple(
+        replace(file, records=6, sha256=hashlib.sha256(content).hexdigest())
+        for file, content in zip(PUBLISHED["mnist"].splits["test"], contents.values(), strict=True)
+    )
+    second = replace(
+        PUBLISHED["mnist"], name="letters", classes=letters, folders=("letters",),
+        splits={"train": files, "test": files},
+    )  # fmt: skip
+    monkeypatch.setitem(PUBLISHED, "letters", second)
+    write_mnist(tmp_path / "mnist", count=4)
+    with pytest.raises(MissingDataError, match="no letters test files"):
+        load_dataset("letters", "test", tmp_path)
+    write_mnist(tmp_path / "letters")
+    dataset = load_dataset("letters", "test", tmp_path)
+    assert (dataset.name, dataset.classes, dataset.note) == ("letters", letters, "")
+    assert len(load_dataset("mnist", "test", tmp_path)) == 4
 
 
 def test_approximate_records_are_left_out_with_a_note(tmp_path: Path) -> None:
@@ -178,25 +209,30 @@ def test_invalid_list_of_approximate_records_is_rejected(tmp_path: Path, listing
 def test_only_the_reconstructed_batch_needs_a_list_of_approximate_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = bytes(30_730_000)
+    content = cifar_batch()[2]
     (tmp_path / "test_batch.bin").write_bytes(content)
-    digest = hashlib.sha256(content).hexdigest()
-    monkeypatch.setitem(published_sets._SHA256, "test_batch.bin", digest)
+
+    def publish(**changes: Any) -> None:
+        (file,) = PUBLISHED["cifar10"].splits["test"]
+        splits = {"test": (replace(file, records=5, **changes),)}
+        monkeypatch.setitem(PUBLISHED, "cifar10", replace(PUBLISHED["cifar10"], splits=splits))
+
+    publish(sha256=hashlib.sha256(content).hexdigest())
     with pytest.raises(DataError, match=r"copy their list, test_batch\.inexact\.json, into"):
         load_dataset("cifar10", "test", tmp_path)
-    (tmp_path / "test_batch.inexact.json").write_text('{"inexact_records": [7, 9]}')
+    (tmp_path / "test_batch.inexact.json").write_text('{"inexact_records": [1, 3]}')
     dataset = load_dataset("cifar10", "test", tmp_path)
-    assert dataset.note == "9,998 exact test images; 2 approximate ones left out"
-    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    monkeypatch.setattr(published_sets, "_TEST_BATCH_MD5", digest)
-    published = load_dataset("cifar10", "test", tmp_path)
-    assert (len(published), published.note) == (10_000, "")
+    assert dataset.note == "3 exact test images; 2 approximate ones left out"
+    publish(original_md5=hashlib.md5(content, usedforsecurity=False).hexdigest())
+    original = load_dataset("cifar10", "test", tmp_path)
+    assert (len(original), original.note) == (5, "")
 
 
-@pytest.mark.parametrize(("name", "split"), [("mnist", "validation"), ("imagenet", "train")])
-def test_unknown_data_set_or_split_is_rejected(name: str, split: str) -> None:
-    with pytest.raises(DataError, match="choose mnist and cifar10, with train or test"):
-        load_dataset(name, split)
+def test_unknown_data_set_or_split_is_rejected() -> None:
+    with pytest.raises(DataError, match=f"unknown data set 'imagenet': choose {one_of(PUBLISHED)}"):
+        load_dataset("imagenet", "train")
+    with pytest.raises(ValueError, match="split must be train or test, not 'validation'"):
+        load_dataset("mnist", "validation")
 
 
 # Real data, if present
@@ -230,15 +266,17 @@ def test_real_cifar_test_batch() -> None:
         assert counts == [1000] * 10
 
 
-def test_real_cifar_training_batch() -> None:
+def test_real_cifar_training_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    cifar10 = PUBLISHED["cifar10"]
     try:
-        paths = download.find("cifar10", "train")
+        paths = find(cifar10, "train")
     except MissingDataError as error:
         pytest.skip(f"real data absent: {error}")
-    if paths[0].name == download.ARCHIVE:
+    if paths[0].name == cifar10.archive:
         pytest.skip("the archive is read as a whole, which takes too long here")
-    contents = published_sets._contents(["data_batch_1.bin"], paths[:1])
-    dataset = published_sets._read_cifar(paths[0].parent, contents)
+    first = replace(cifar10, splits={"train": cifar10.splits["train"][:1]})  # all take too long
+    monkeypatch.setitem(PUBLISHED, "cifar10", first)
+    dataset = load_dataset("cifar10", "train", paths[0].parent)
     assert dataset.images.shape == (10_000, 32, 32, 3)
     assert dataset.labels is not None
     assert dataset.labels[:5].tolist() == [6, 9, 9, 4, 1]  # frog, truck, truck, deer, automobile

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from scanline.model.checkpoint import SHIPPED_WEIGHTS, load_facts
-from scanline.model.config import PRESETS
+from scanline.model.config import PRESET_DATASETS, PRESETS
+from scanline.model.data.catalog import PUBLISHED
 from scanline.model.data.dataset import Dataset, split_validation
 from scanline.model.data.published_sets import load_dataset
 from scanline.model.training import datasets
@@ -131,12 +132,20 @@ def test_training_data_of_a_data_set_and_errors(
     for dataset, images in ((None, None), ("mnist", tmp_path)):
         with pytest.raises(ValueError, match="choose what to train on"):
             check_training_source(DataSource(dataset, images, tmp_path), None, grey=False)
-    with pytest.raises(ValueError, match="unknown data set 'digits': choose mnist"):
+    with pytest.raises(ValueError, match="unknown preset 'digits': choose mnist"):
         check_training_source(DataSource("digits", data_dir=tmp_path), None, grey=False)
     with pytest.raises(
         ValueError, match=f"to train on a folder of images, use --images {tmp_path}"
     ):
         check_training_source(DataSource(str(tmp_path)), None, grey=False)
+
+
+def test_each_preset_fits_its_data_set() -> None:
+    assert PRESET_DATASETS.keys() == PRESETS.keys()
+    for name, config in PRESETS.items():
+        published = PUBLISHED[PRESET_DATASETS[name]]
+        assert (config.height, config.width, config.channels) == published.shape, name
+        assert config.classes in ((), published.classes), name
 
 
 def test_evaluation_uses_folder_or_test_set_of_classes(
@@ -165,6 +174,9 @@ def test_evaluation_uses_folder_or_test_set_of_classes(
     for own in (replace(digits, classes=()), replace(digits, classes=("cat", "dog"))):
         with pytest.raises(ValueError, match="choose what to measure on"):
             load_test_data(own, {}, DataSource(data_dir=tmp_path))
+    monkeypatch.setitem(PUBLISHED, "digits", replace(PUBLISHED["mnist"], name="digits"))
+    with pytest.raises(ValueError, match=r"FOLDER, --dataset mnist or --dataset digits$"):
+        load_test_data(digits, {}, DataSource(data_dir=tmp_path))
     with pytest.raises(ValueError, match=r"draws .* × 3 images, the data has 28 × 28 × 1"):
         load_test_data(colour, {}, DataSource("mnist", data_dir=tmp_path))
 
