@@ -140,7 +140,8 @@ _CIFAR10: dict[str, Any] = {
     **_OURS | {"layers": 8},
 }  # fmt: skip
 
-# Networks whose kernels the compile gate compiles: the presets, and variants they do not cover.
+# Networks whose kernels the compile gate compiles: those of all presets, and variants that these
+# do not cover. The keys are names for messages.
 COMPILED: dict[str, DecodeConfig] = {
     "mnist-paper": DecodeConfig(pixels=784, width=28, layers=8, **_PAPER),
     "cifar10-paper": DecodeConfig(pixels=1024, width=32, steps_per_pixel=3, layers=16, **_PAPER),

@@ -28,6 +28,7 @@ from scanline.kernels.cuda.fused.fused_decode import (
     unsupported_reason,
 )
 from scanline.model.config import PRESETS
+from scanline.model.decoders.packing import decode_config_for
 from tests.conftest import ROOT
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # per block
@@ -72,13 +73,14 @@ def test_unsupported_reason(changes: dict[str, Any], reason: str | None) -> None
 
 def test_every_preset_has_configs_for_few_and_many_rows() -> None:
     supported = [name for name, s in COMPILED.items() if unsupported_reason(s) is None]
-    assert {"mnist-paper", "cifar10-paper", "mnist", "cifar10"} <= {*supported}
+    presets = [decode_config_for(config) for config in PRESETS.values()]
+    assert all(unsupported_reason(preset) is None for preset in presets)
     for name in supported:
         launch_configs = supported_configs(
             COMPILED[name], LAUNCH_CONFIGS, capability=(9, 0), shared=SHARED_BYTES[90]
         )
         assert launch_configs[0].cluster > 1
-        assert launch_configs[0].stage_weights or name not in PRESETS
+        assert launch_configs[0].stage_weights or COMPILED[name] not in presets
         assert launch_configs[-1].cluster == 1
         older = supported_configs(
             COMPILED[name], LAUNCH_CONFIGS, capability=(8, 0), shared=SHARED_BYTES[80]
@@ -92,16 +94,17 @@ def test_documented_sizes_are_supported() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     rows = re.findall(r"^\| (\d+) kB \|[^|]*\| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
     widths, hidden = range(128, 1281, 128), range(128, 2049, 128)
+    presets = [decode_config_for(config) for config in PRESETS.values()]
     sliced = {d_ff for d_ff in hidden if d_ff % 512 == 0 or d_ff % 640 == 0}
 
     def supports_all(d_model: int, d_ff: int, kilobytes: int) -> bool:
         sizes: dict[str, Any] = {"d_model": d_model, "heads": d_model // 32, "d_ff": d_ff}
         return all(
             supported_configs(
-                replace(COMPILED[name], **sizes), LAUNCH_CONFIGS,
+                replace(preset, **sizes), LAUNCH_CONFIGS,
                 capability=(9, 0) if kilobytes == 227 else (8, 0), shared=kilobytes << 10,
             )
-            for name in PRESETS if unsupported_reason(COMPILED[name]) is None
+            for preset in presets
         )  # fmt: skip
 
     assert [kilobytes for kilobytes, *_ in rows] == ["227", "163", "99"]
