@@ -38,11 +38,23 @@ def incompatible_fields(small: ModelConfig, large: ModelConfig) -> list[str]:
 
 def check_growable(path: Path, small: ModelConfig, large: ModelConfig) -> None:
     """Raise ``CheckpointError`` if the checkpoint's ``small`` cannot be grown into ``large``."""
-    if fields := incompatible_fields(small, large):
+    fields = incompatible_fields(small, large)
+    if "classes" in fields:
+        raise CheckpointError(
+            f"{path} has {_describe(small.classes)}, but the images have "
+            f"{_describe(large.classes)}: train on images with the checkpoint's classes, or leave "
+            "--from out"
+        )
+    if fields:
         raise CheckpointError(
             f"{path} holds another network ({', '.join(fields)}); "
             "start from the same network, or from one with fewer layers or feed-forward features"
         )
+
+
+def _describe(classes: tuple[str, ...]) -> str:
+    names = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
+    return f"the classes {names}" if classes else "no classes"
 
 
 def grow(

@@ -17,8 +17,11 @@ _START_FIELDS = (
     "n_layers", "d_model", "d_ff", "n_heads", "attention", "feature_map", "lsh_chunk",
     "lsh_combine",
 )  # fmt: skip
-# Fields that identify an architecture; a preset's sizes and parts may change between versions.
-_ARCHITECTURE_FIELDS = ("input", "order", "head", "norm", "activation", "positions")
+# Fields in which a run equals its preset; a preset's sizes and parts may change between versions.
+_IDENTIFYING_FIELDS = (
+    "height", "width", "channels", "classes", "input", "order", "head", "norm", "activation",
+    "positions",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +87,18 @@ def choose_network(
     return network
 
 
-def check_same_architecture(preset: str | None, resumed: ModelConfig) -> None:
-    """Raise ``ValueError`` if a resumed run's network has another architecture than a preset."""
+def check_is_run_of(preset: str | None, resumed: ModelConfig) -> None:
+    """Raise ``ValueError`` if a resumed run draws other images than a preset or is built otherwise.
+
+    Args:
+        preset: Name of a preset; None accepts every network.
+        resumed: The run's network.
+    """
     wanted = PRESETS[preset] if preset is not None else resumed
     if different := [
-        name for name in _ARCHITECTURE_FIELDS if getattr(wanted, name) != getattr(resumed, name)
+        name for name in _IDENTIFYING_FIELDS if getattr(wanted, name) != getattr(resumed, name)
     ]:
         raise ValueError(
-            f"the run trains another network than {preset} ({', '.join(different)}): name the data "
-            "set it was started with, or choose another folder with --out"
+            f"the run trains another network than {preset} ({', '.join(different)}): name the "
+            "preset or --images that it was started with, or choose another folder with --out"
         )

@@ -20,7 +20,7 @@ from scanline.model.training.datasets import (
 from scanline.model.training.distributed import choose_process_count
 from scanline.model.training.network_choice import (
     NetworkOverrides,
-    check_same_architecture,
+    check_is_run_of,
     choose_network,
 )
 from scanline.model.training.resume import check_resumable, read_saved_run, weights_path
@@ -97,12 +97,13 @@ def prepare_run(options: RunOptions) -> PreparedRun:
         previous = read_config(options.start_from)
     if source.images is not None and previous is not None:
         size, grey = size or previous.height, grey or previous.channels == 1
+    # For a folder, whose channels are not known yet, any preset serves to check the overrides.
     preset = PRESETS[source.dataset or "cifar10"]
     network = options.overrides.apply(previous or preset)
     side = preset.height if source.images is None else size or DEFAULT_SIZE
     check_shift(training_config.shift, side)
     if saved_run is not None:
-        check_same_architecture(source.dataset, saved_run.network)
+        check_is_run_of(source.dataset, saved_run.network)
         check_resumable(folder / "training.pt", saved_run.saved, network, training_config)
     start = load_facts(options.start_from) if options.start_from else None
     data, validation = load_training_data(source, hold_out, size=size, grey=grey, start=start)

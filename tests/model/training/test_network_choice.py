@@ -13,7 +13,7 @@ from scanline.model.config import PRESETS
 from scanline.model.data.dataset import Dataset
 from scanline.model.training.network_choice import (
     NetworkOverrides,
-    check_same_architecture,
+    check_is_run_of,
     choose_network,
 )
 from tests.service.fixtures import save_tiny
@@ -59,6 +59,12 @@ def test_network_has_sizes_of_checkpoint_to_start_from(tmp_path: Path) -> None:
         choose_network(
             "mnist", of_shape(28, 28, 1), NetworkOverrides(feed_forward=23), start_from=path
         )
+    folder = of_shape(28, 28, 1, classes=("cats", "dogs"))
+    message = r"has the classes 0, 1, 2, .*, 9, but the images have the classes cats, dogs: train"
+    with pytest.raises(CheckpointError, match=message):
+        choose_network(None, folder, start_from=path)
+    with pytest.raises(CheckpointError, match="but the images have no classes: train on images"):
+        choose_network(None, of_shape(28, 28, 1), start_from=path)
     relu = replace(small, feature_map="relu")
     other = choose_network(
         "mnist", of_shape(28, 28, 1), start_from=save_tiny(tmp_path, "b", config=relu)
@@ -73,9 +79,14 @@ def test_network_has_sizes_of_checkpoint_to_start_from(tmp_path: Path) -> None:
         choose_network("mnist", of_shape(28, 28, 1), NetworkOverrides(width=24), start_from=path)
 
 
-def test_resumed_network_must_match_architecture_of_preset() -> None:
+def test_resumed_run_must_be_of_the_preset() -> None:
     older = replace(PRESETS["mnist"], short_conv="none", n_layers=2)  # as an older preset
-    check_same_architecture("mnist", older)
-    check_same_architecture(None, older)
-    with pytest.raises(ValueError, match=r"another network than mnist-paper \(input, order, head,"):
-        check_same_architecture("mnist-paper", older)
+    check_is_run_of("mnist", older)
+    check_is_run_of(None, older)
+    with pytest.raises(ValueError, match=r"than mnist-paper \(classes, input, order, head,"):
+        check_is_run_of("mnist-paper", older)
+    with pytest.raises(ValueError, match=r"than cifar10-paper \(height, width, channels\): name"):
+        check_is_run_of("cifar10-paper", PRESETS["mnist-paper"])
+    clothes = replace(older, classes=tuple("abcdefghij"))
+    with pytest.raises(ValueError, match=r"network than mnist \(classes\): name the preset"):
+        check_is_run_of("mnist", clothes)
