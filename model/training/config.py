@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 
 
+SCHEDULE_SETTINGS = ("steps", "decay")  # what `learning_rate_factor` depends on, except `warmup`
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """Settings of a training run.

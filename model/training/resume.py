@@ -14,10 +14,10 @@ import torch
 from scanline.model.checkpoint import CheckpointError, load_facts, load_torch_file
 from scanline.model.config import ModelConfig
 from scanline.model.data.dataset import Dataset
-from scanline.model.training.config import TrainingConfig
+from scanline.model.training.config import SCHEDULE_SETTINGS, TrainingConfig
 
 # Settings that a resumed run may change, because they change no step before the decay.
-_CHANGEABLE = {"steps", "decay", "checkpoint_every", "evaluate_every"}
+_CHANGEABLE = {*SCHEDULE_SETTINGS, "checkpoint_every", "evaluate_every"}
 _RETIRED = {"compile"}  # settings of earlier versions, ignored
 
 _STATE_TYPES: dict[str, type | tuple[type, ...]] = {

@@ -29,6 +29,7 @@ from scanline.model.network import LinearTransformer
 from scanline.model.progress import Progress, show_progress
 from scanline.model.training import growth
 from scanline.model.training.config import (
+    SCHEDULE_SETTINGS,
     TrainingConfig,
     check_shift,
     check_square,
@@ -305,7 +306,7 @@ class Trainer:
                 f"{path} is damaged ({error}); start a new run in another folder, "
                 "--from its weights"
             ) from None
-        schedule = {name: saved["training"].get(name) for name in ("steps", "decay")}
+        schedule = {name: saved["training"].get(name) for name in SCHEDULE_SETTINGS}
         then = replace(self.config, **{k: v for k, v in schedule.items() if v is not None})
         previous, now = (learning_rate_factor(self.step, each) for each in (then, self.config))
         if now > previous and self._is_writer:
