@@ -1,4 +1,4 @@
-"""Tests of the checks before a run is resumed."""
+"""Tests of resuming a run, and of the checks before it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from scanline.model.checkpoint import CheckpointError
+from scanline.model.checkpoint import CheckpointError, load_checkpoint
+from scanline.model.training.config import TrainingConfig
 from scanline.model.training.resume import read_saved_run
 from scanline.model.training.stop_signal import StopSignal
 from scanline.model.training.trainer import Trainer
@@ -18,10 +19,53 @@ from tests.model.training.fixtures import (
     CONFIG,
     CPU,
     MODEL,
+    assert_same_bits,
     dataset,
     log_of,
     run,
+    state,
+    weights_of,
 )
+
+
+def stopped_at(cut: int, folder: Path, config: TrainingConfig = CONFIG) -> None:
+    """Train, and stop after ``cut`` steps."""
+    stop = StopSignal()
+
+    class Stopping(Trainer):
+        def _log(self, **fields: float | None) -> None:
+            super()._log(**fields)
+            stop.requested |= self.step == cut
+
+    trainer = Stopping(MODEL, config, folder, CPU)
+    trainer.train(dataset(), None, stop, quiet=True)
+    assert trainer.step == cut
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """Return a run without interruption."""
+    return run(tmp_path_factory.mktemp("runs") / "uninterrupted")
+
+
+@pytest.mark.parametrize("cut", [1, pytest.param(3, marks=pytest.mark.broad), 5])
+def test_resumed_run_equals_uninterrupted_run(
+    tmp_path: Path, cut: int, uninterrupted: Trainer
+) -> None:
+    """Weights, EMA, both optimizers and later steps are identical."""
+    stopped_at(cut, tmp_path / "parts")
+    torch.manual_seed(99)  # must have no effect
+    resumed = run(tmp_path / "parts", resume=True)
+    assert_same_bits(state(resumed), state(uninterrupted))
+    assert_same_bits(
+        dict(load_checkpoint(weights_of(tmp_path / "parts")).model.state_dict()),
+        dict(load_checkpoint(uninterrupted.weights).model.state_dict()),
+    )
+    logs = [
+        [line["bits_per_dim"] for line in log_of(folder)]
+        for folder in (tmp_path / "parts", uninterrupted.folder)
+    ]
+    assert logs[0] == logs[1]
 
 
 @pytest.fixture
@@ -121,8 +165,8 @@ def test_learning_rates_come_from_the_current_config(saved_run: Path) -> None:
     """An earlier version may have derived other rates from the same settings."""
     path = saved_run / "training.pt"
     saved = torch.load(path, weights_only=True)
-    for state in saved["optimizers"]:
-        for group in state["param_groups"]:
+    for optimizer in saved["optimizers"]:
+        for group in optimizer["param_groups"]:
             group["rate"] *= 7
     torch.save(saved, path)
     resumed, new = (Trainer(MODEL, CONFIG, saved_run, CPU) for _ in range(2))

@@ -91,41 +91,6 @@ def test_run_is_deterministic_by_seed(tmp_path: Path) -> None:
     assert not torch.equal(one, another)
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    """Return a run without interruption."""
-    return run(tmp_path_factory.mktemp("runs") / "uninterrupted")
-
-
-@pytest.mark.parametrize("cut", [1, pytest.param(3, marks=pytest.mark.broad), 5])
-def test_resumed_run_equals_uninterrupted_run(
-    tmp_path: Path, cut: int, uninterrupted: Trainer
-) -> None:
-    """Weights, EMA, both optimizers and later steps are identical."""
-    stop = StopSignal()
-
-    class Counting(Trainer):
-        def _log(self, **fields: float | None) -> None:
-            super()._log(**fields)
-            stop.requested |= self.step == cut
-
-    stopped = Counting(MODEL, CONFIG, tmp_path / "parts", CPU)
-    stopped.train(dataset(), None, stop, quiet=True)
-    assert stopped.step == cut
-    torch.manual_seed(99)  # must have no effect
-    resumed = run(tmp_path / "parts", CONFIG, resume=True)
-    assert_same_bits(state(resumed), state(uninterrupted))
-    assert_same_bits(
-        dict(load_checkpoint(weights_of(tmp_path / "parts")).model.state_dict()),
-        dict(load_checkpoint(uninterrupted.weights).model.state_dict()),
-    )
-    logs = [
-        [line["bits_per_dim"] for line in log_of(folder)]
-        for folder in (tmp_path / "parts", uninterrupted.folder)
-    ]
-    assert logs[0] == logs[1]
-
-
 def test_failing_after_validation_does_not_end_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
