@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from scanline.model.decoders.base import Decoder
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.progress import show_progress
+from scanline.service.cli.pictures import check_target
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.provenance import Provenance
@@ -113,20 +113,3 @@ def draw_generation(
     for warning in generation.warnings:
         log.warning("%s", warning)
     return generation, Provenance.of(checkpoint, decoder.arithmetic)
-
-
-def check_target(out: Path) -> None:
-    """Raise ``ValueError`` if ``out`` cannot be written; drawing may take minutes."""
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder: name a file in it, such as {out / 'samples.png'}")
-    if out.exists() and not out.is_file():
-        return  # a FIFO or a device
-    if out.suffix.lower() != ".png" and (out.suffix or not out.exists()):
-        raise ValueError(f"{out} must end in .png, because it will be a PNG file")
-    try:
-        folder = out.resolve().parent
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass  # this user may write into the folder
-    except OSError as error:
-        raise ValueError(f"{out} cannot be written ({error.strerror}): name another file") from None

@@ -1,9 +1,10 @@
-"""Pictures that the user of a command names: read from files, pipes or standard input."""
+"""Pictures that the user of a command names, to read or to write."""
 
 from __future__ import annotations
 
 import io
 import sys
+import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,3 +42,20 @@ def open_picture(
 
     with any_image_size():
         return open_image(file, param, check)
+
+
+def check_target(out: Path) -> None:
+    """Raise ``ValueError`` if the PNG file ``out`` cannot be written, before minutes of work."""
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder: name a file in it, such as {out / 'samples.png'}")
+    if out.exists() and not out.is_file():
+        return  # a FIFO or a device
+    if out.suffix.lower() != ".png" and (out.suffix or not out.exists()):
+        raise ValueError(f"{out} must end in .png, because it will be a PNG file")
+    try:
+        folder = out.resolve().parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # this user may write into the folder
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written ({error.strerror}): name another file") from None

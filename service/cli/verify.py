@@ -55,7 +55,8 @@ def verify(
     The exit status is 0 if it is the same, and 1 otherwise.
     """
     from scanline.model.atomic_files import write_atomically
-    from scanline.service.cli.drawing import DrawOptions, check_target
+    from scanline.service.cli.drawing import DrawOptions
+    from scanline.service.cli.pictures import check_target
     from scanline.service.recipes.verification import Verdict
 
     if rows is not None and source is None:
