@@ -1,14 +1,15 @@
-"""Batches of a training step: image selection, augmentation and label dropping."""
+"""Batches of a training step: order of the images, augmentation and label dropping."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.training.augmentation import augment
-from scanline.model.training.config import TrainingConfig, batch_indices
+from scanline.model.training.config import TrainingConfig
 from scanline.model.training.orientation import draw_orientations, orient, with_orientations
 
 Batch = tuple[Tensor, Tensor | None]  # images uint8 [B, T, C], and labels int64 [B] or [B, 2]
@@ -45,3 +46,20 @@ def make_batch(
         canvas = orient(canvas, orientations, network.height)
         chosen = with_orientations(chosen, orientations)
     return canvas, chosen
+
+
+def batch_indices(step: int, count: int, config: TrainingConfig) -> npt.NDArray[np.int64]:
+    """Return the indices of a step's images, int64 ``[batch]``, out of ``count`` images.
+
+    Each epoch is a new permutation with the seed ``[seed, epoch]``. In step 0, dropped labels,
+    shifts, mirroring and orientations have the seeds ``[seed, 1..4, 0]``. These equal the seeds of
+    epochs 1 to 4, because numpy ignores trailing zeros. Other seeds would change runs that are
+    resumed.
+    """
+    positions = np.arange(step * config.batch, (step + 1) * config.batch)
+    indices = np.empty(config.batch, np.int64)
+    for epoch in np.unique(positions // count):
+        order = np.random.default_rng([config.seed, int(epoch)]).permutation(count)
+        chosen = positions // count == epoch
+        indices[chosen] = order[positions[chosen] % count]
+    return indices

@@ -1,4 +1,4 @@
-"""Training configuration, learning rate schedule and the order of the images.
+"""Training configuration and learning rate schedule.
 
 The learning rate warms up, stays constant, and falls linearly to zero over the last part of the
 run. A run can therefore be extended or shortened until that last part begins.
@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-
 
 SCHEDULE_SETTINGS = ("steps", "decay")  # what `learning_rate_factor` depends on, except `warmup`
 
@@ -45,7 +41,7 @@ class TrainingConfig:
         ValueError: If a setting is out of range.
     """
 
-    steps: int
+    steps: int = 20_000
     batch: int = 16
     seed: int = 0
     learning_rate: float = 2e-3
@@ -86,23 +82,6 @@ def learning_rate_factor(step: int, config: TrainingConfig) -> float:
     decay_steps = config.decay * config.steps
     decay = min(1.0, (config.steps - step) / decay_steps) if decay_steps else 1.0
     return warmup * decay
-
-
-def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
-    """Return the indices of a step's images, int64 ``[batch]``, out of ``count`` images.
-
-    Each epoch is a new permutation with the seed ``[seed, epoch]``. In step 0, dropped labels,
-    shifts, mirroring and orientations have the seeds ``[seed, 1..4, 0]``. These equal the seeds of
-    epochs 1 to 4, because numpy ignores trailing zeros. Other seeds would change runs that are
-    resumed.
-    """
-    positions = np.arange(step * config.batch, (step + 1) * config.batch)
-    indices = np.empty(config.batch, np.int64)
-    for epoch in np.unique(positions // count):
-        order = np.random.default_rng([config.seed, int(epoch)]).permutation(count)
-        chosen = positions // count == epoch
-        indices[chosen] = order[positions[chosen] % count]
-    return indices
 
 
 def check_shift(shift: int, side: int) -> None:

@@ -118,7 +118,7 @@ def check_resumable(
             f"{path} was saved with another network ({', '.join(different)}); "
             "choose the same network, or another folder"
         )
-    now, then = asdict(training_config), asdict(TrainingConfig(steps=1)) | saved["training"]
+    now, then = asdict(training_config), asdict(TrainingConfig()) | saved["training"]
     ignored = _CHANGEABLE | _RETIRED
     changed = [k for k in now | then if k not in ignored and now.get(k) != then.get(k)]
     if changed:

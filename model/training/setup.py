@@ -38,8 +38,8 @@ class RunOptions:
         out: Folder of the run; None for the default.
         resume: Continue the run in that folder.
         start_from: Checkpoint whose weights a new run starts with.
-        settings: Fields of ``TrainingConfig``.
-        explicit_settings: Names of the settings that the user set; a resumed run keeps its others.
+        settings: Fields of ``TrainingConfig`` that the user set; a resumed run keeps the others,
+            and a new run has their defaults.
         overrides: Changes to the preset's network.
         processes: Number of data-parallel processes; None for the default.
         hold_out: Number of images kept for validation; None for the default.
@@ -52,7 +52,6 @@ class RunOptions:
     resume: bool = False
     start_from: Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    explicit_settings: frozenset[str] = frozenset()
     overrides: NetworkOverrides = field(default_factory=NetworkOverrides)
     processes: int | None = None
     hold_out: int | None = None
@@ -87,8 +86,7 @@ def prepare_run(options: RunOptions) -> PreparedRun:
         check_resume_options(
             saved_run.network, size, grey, options.start_from, hold_out, saved_run.held_out
         )
-        explicit = {name: options.settings[name] for name in options.explicit_settings}
-        training_config = replace(saved_run.training_config, **explicit)
+        training_config = replace(saved_run.training_config, **options.settings)
         hold_out = saved_run.held_out if hold_out is None else hold_out
     check_training_source(source, size, grey)
     choose_process_count(training_config.batch, options.processes)

@@ -27,6 +27,27 @@ def check_compatible(mode: str, given: Mapping[str, object], *allowed: str) -> N
         )
 
 
+def given_options(context: typer.Context) -> dict[str, Any]:
+    """Return the value of each parameter given on the command line, by the parameter's name."""
+    source = context.get_parameter_source
+    return {
+        name: value
+        for name, value in context.params.items()
+        if (origin := source(name)) is not None and origin.name == "COMMANDLINE"
+    }
+
+
+def limit_seed(bits: int) -> Callable[[int], int]:
+    """Return a callback that refuses larger seeds; as ``max``, the limit would fill the help."""
+
+    def check(seed: int) -> int:
+        if seed >> bits:
+            raise typer.BadParameter(f"must be less than 2^{bits}")
+        return seed
+
+    return check
+
+
 ModelName = Annotated[
     str | None,
     typer.Option(
@@ -39,7 +60,8 @@ WeightsDir = Annotated[
 ]
 Backend = Annotated[str, typer.Option(help="auto, reference, native or triton.")]
 Seed = Annotated[
-    int, typer.Option(min=0, max=2**64 - 1, help="Image j is drawn with the seed SEED + j.")
+    int,
+    typer.Option(min=0, callback=limit_seed(64), help="Image j is drawn with the seed SEED + j."),
 ]
 Label = Annotated[str | None, typer.Option(help="A class by name or number, or random.")]
 Temperature = Annotated[
@@ -62,11 +84,19 @@ Guidance = Annotated[
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all cores.")]
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="Folder of the data sets. Also SCANLINE_DATA_DIR."),
+    typer.Option(
+        "--data-dir",
+        help="Folder of the data sets. Also SCANLINE_DATA_DIR.",
+        rich_help_panel="Data",
+    ),
 ]
 ImagesDir = Annotated[
     Path | None,
-    typer.Option("--images", help="A folder of pictures. Its subfolders are classes."),
+    typer.Option(
+        "--images",
+        help="A folder of pictures. Its subfolders are classes.",
+        rich_help_panel="Data",
+    ),
 ]
 Size = Annotated[
     int | None,
@@ -75,10 +105,15 @@ Size = Annotated[
         max=256,
         help="Width and height in pixels to which --images are scaled. Default: 28, or the "
         "resumed run's size.",
+        rich_help_panel="Data",
     ),
 ]
-Grey = Annotated[bool, typer.Option("--grey", help="Convert --images to grey.")]
-Download = Annotated[bool, typer.Option(help="Download the data set if it is missing.")]
+Grey = Annotated[
+    bool, typer.Option("--grey", help="Convert --images to grey.", rich_help_panel="Data")
+]
+Download = Annotated[
+    bool, typer.Option(help="Download the data set if it is missing.", rich_help_panel="Data")
+]
 Metadata = Annotated[
     bool,
     typer.Option(

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from scanline.model.training.augmentation import augment, mirror_mask, random_shifts, shift_images
-from scanline.model.training.config import batch_indices, learning_rate_factor
+from scanline.model.training.batches import batch_indices
+from scanline.model.training.config import learning_rate_factor
 from scanline.model.training.stop_signal import StopSignal
 from scanline.model.training.trainer import Trainer
 from tests.model.training.fixtures import (

@@ -1,15 +1,16 @@
-"""Tests of batches: dropped labels and shares of processes."""
+"""Tests of batches: order of images, dropped labels and shares of processes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from scanline.model.config import NO_LABEL
-from scanline.model.training.config import batch_indices
+from scanline.model.training.batches import batch_indices
 from scanline.model.training.stop_signal import StopSignal
 from scanline.model.training.train_state import TrainState
 from scanline.model.training.trainer import Trainer
@@ -61,3 +62,19 @@ def test_process_takes_its_share_of_the_batch(rank: int) -> None:
     half = slice(20 * rank, 20 * (rank + 1))
     for whole, mine in zip(*given, strict=True):
         assert torch.equal(mine, whole[half])
+
+
+@pytest.mark.parametrize(("count", "batch"), [(10, 3), (10, 10), (7, 16), (12, 4), (1, 2)])
+def test_every_epoch_has_each_image_once(count: int, batch: int) -> None:
+    config = replace(CONFIG, batch=batch)
+    steps = -(-5 * count // batch)
+    stream = np.concatenate([batch_indices(step, count, config) for step in range(steps)])
+    epochs = stream[: 5 * count].reshape(5, count)
+    assert (np.sort(epochs, 1) == np.arange(count)).all()
+    if count >= 7:
+        assert len({epoch.tobytes() for epoch in epochs}) == 5  # all in different orders
+
+
+def test_order_of_images_depends_on_seed() -> None:
+    orders = {batch_indices(0, 100, replace(CONFIG, seed=s, batch=100)).tobytes() for s in range(5)}
+    assert len(orders) == 5

@@ -1,4 +1,4 @@
-"""Tests of training settings, the learning rate schedule and the order of images."""
+"""Tests of training settings and the learning rate schedule."""
 
 from __future__ import annotations
 
@@ -6,29 +6,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from scanline.model.training.config import TrainingConfig, batch_indices, learning_rate_factor
+from scanline.model.training.config import TrainingConfig, learning_rate_factor
 from tests.model.training.fixtures import (
     CONFIG,
 )
-
-
-@pytest.mark.parametrize(("count", "batch"), [(10, 3), (10, 10), (7, 16), (12, 4), (1, 2)])
-def test_every_epoch_has_each_image_once(count: int, batch: int) -> None:
-    config = replace(CONFIG, batch=batch)
-    steps = -(-5 * count // batch)
-    stream = np.concatenate([batch_indices(step, count, config) for step in range(steps)])
-    epochs = stream[: 5 * count].reshape(5, count)
-    assert (np.sort(epochs, 1) == np.arange(count)).all()
-    if count >= 7:
-        assert len({epoch.tobytes() for epoch in epochs}) == 5  # all in different orders
-
-
-def test_order_of_images_depends_on_seed() -> None:
-    orders = {batch_indices(0, 100, replace(CONFIG, seed=s, batch=100)).tobytes() for s in range(5)}
-    assert len(orders) == 5
 
 
 def test_learning_rate_schedule() -> None:

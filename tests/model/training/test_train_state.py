@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scanline.model.training.config import batch_indices
+from scanline.model.training.batches import batch_indices
 from scanline.model.training.train_state import TrainState
 from tests.conftest import random_canvas
 from tests.model.training.fixtures import (
