@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scanline.model.data.catalog import PUBLISHED, one_of
 from scanline.service.cli.options import (
     DataDir,
     Download,
@@ -16,6 +17,8 @@ from scanline.service.cli.options import (
     TopP,
     WeightsDir,
     check_compatible,
+    given_options,
+    limit_seed,
 )
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from scanline.model.evaluation.classifier import Classifier
     from scanline.model.training.datasets import DataSource
 
+# Options that choose the model and the images, in every mode.
+COMMON_OPTIONS = {"model", "dataset", "images", "weights", "data_dir", "download"}
 # The other options of each mode. The first mode is the likelihood of a test set.
 MODE_OPTIONS = {
     "": ("--label", "--limit", "--record"),
@@ -37,10 +42,14 @@ PARTICLES = (1, 8, 64)  # numbers of particles that --holes compares
 
 
 def evaluate(
+    context: typer.Context,
     model: ModelName = None,
     dataset: Annotated[
         str | None,
-        typer.Option(help="mnist or cifar10. Default: the one with the model's classes."),
+        typer.Option(
+            help=f"{one_of(PUBLISHED)}. Default: the one with the model's classes.",
+            rich_help_panel="Data",
+        ),
     ] = None,
     images: ImagesDir = None,
     label: Annotated[
@@ -83,15 +92,16 @@ def evaluate(
     guidance: Guidance = None,
     top_p: TopP = None,
     temperature: Annotated[
-        float | None,
-        typer.Option(help="Of samples, 0 to 2. Default: 1."),
-    ] = None,
+        float, typer.Option(help="Of samples, 0 to 2.")
+    ] = 1.0,
     seed: Annotated[
-        int | None,
+        int,
         typer.Option(
-            min=0, max=2**64 - 1, help="Sample j is drawn with the seed SEED + j. Default: 0."
+            min=0,
+            callback=limit_seed(64),
+            help="Sample j is drawn with the seed SEED + j.",
         ),
-    ] = None,
+    ] = 0,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Training epochs of the classifier.")
     ] = None,
@@ -113,11 +123,10 @@ def evaluate(
     from scanline.model.training.datasets import DataSource
 
     given = {
-        "--label": label or None, "--limit": limit, "--record": record or None,
-        "--samples": samples, "--precision": precision, "--holes": holes, "--guidance": guidance,
-        "--top-p": top_p, "--temperature": temperature, "--seed": seed, "--epochs": epochs,
-        "--set-defaults": set_defaults or None,
-    }  # fmt: skip
+        f"--{name.replace('_', '-')}": value
+        for name, value in given_options(context).items()
+        if name not in COMMON_OPTIONS
+    }
     mode = "--precision" if precision else "--samples" if samples else "--holes" if holes else ""
     check_compatible(mode or "the bits/dim of a test set", given, *MODE_OPTIONS[mode])
     if precision:
@@ -132,11 +141,8 @@ def evaluate(
     if holes:
         _evaluate_inpainting(checkpoint, source, holes, top_p, epochs)
     elif samples:
-        temperature = 1.0 if temperature is None else temperature
         sampling = _sampling_defaults(checkpoint, label, guidance, top_p, temperature)
-        _evaluate_samples(
-            checkpoint, source, samples, label, sampling, temperature, seed or 0, epochs
-        )
+        _evaluate_samples(checkpoint, source, samples, label, sampling, temperature, seed, epochs)
         if set_defaults:
             _set_defaults(checkpoint, weights, sampling, label)
     elif precision:
