@@ -91,9 +91,7 @@ def evaluate(
     ] = None,
     guidance: Guidance = None,
     top_p: TopP = None,
-    temperature: Annotated[
-        float, typer.Option(help="Of samples, 0 to 2.")
-    ] = 1.0,
+    temperature: Annotated[float, typer.Option(help="Of samples, 0 to 2.")] = 1.0,
     seed: Annotated[
         int,
         typer.Option(
