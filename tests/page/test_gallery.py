@@ -31,7 +31,9 @@ def test_previous_drawing_is_drawn_again(visit: Open) -> None:
     wait_until_drawn(page)
     strip = page.locator("[data-strip=drawn] img")
     expect(strip).to_have_count(2)
-    expect(strip.nth(1)).to_have_attribute("alt", "Draw again: 2 pictures by grey")
+    text = "Draw again: 2 pictures by grey, seed 5"
+    expect(strip.nth(1)).to_have_attribute("alt", text)
+    expect(strip.nth(1)).to_have_attribute("title", text)
     page.reload()
     expect(strip).to_have_count(2)
     strip.nth(1).click()
@@ -46,7 +48,7 @@ def test_thumbnail_stays_clickable_during_update(visit: Open) -> None:
     page.goto(page.url.replace("seed=5", "seed=77"))
     expect(page.locator("#draw .image-grid small").first).to_contain_text("seed 77")
     wait_until_drawn(page)
-    page.get_by_alt_text("Draw again: a picture by grey").last.hover()
+    page.get_by_alt_text("Draw again: a picture by grey, seed 5").hover()
     page.mouse.down()
     page.evaluate("dispatchEvent(new StorageEvent('storage', { key: 'scanline-drawn' }))")
     page.mouse.up()
@@ -88,25 +90,29 @@ def test_kept_images_survive_reload(visit: Open) -> None:
     kept = page.locator("[data-strip=kept] img")
     expect(kept).to_have_count(1)
     wait_until_drawn(page)
-    page.click("#gallery .secondary")
-    expect(page.locator("[data-strip=drawn] img")).to_have_count(0)
-    expect(kept).to_have_count(1)
     second = drawn(page)[1]
     kept.click()
     expect(page.locator("#draw .image-grid li")).to_have_count(1)
     wait_until_drawn(page)
     assert drawn(page) == [second]
+    page.click("#gallery .secondary")
+    expect(page.locator("[data-strip=drawn] img")).to_have_count(0)
+    expect(kept).to_have_count(1)
     page.locator("#draw .image-grid button").click()
     page.click("#viewer-keep")
     page.keyboard.press("Escape")
     expect(kept).to_have_count(0)
-    expect(page.locator("#gallery")).to_be_hidden()  # the only drawing is the one on the page
+    expect(page.locator("#gallery")).to_be_hidden()
 
 
 def test_first_drawing_was_not_drawn_before(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5")
     wait_until_drawn(page)
     strip = page.locator("[data-strip=drawn]")
+    expect(strip.locator("img")).to_have_count(1)
+    expect(strip).to_be_hidden()
+    page.reload()
+    wait_until_drawn(page)
     expect(strip.locator("img")).to_have_count(1)
     expect(strip).to_be_hidden()
     page.goto(page.url.replace("seed=5", "seed=77"))
@@ -134,6 +140,28 @@ def test_gallery_is_shown_in_all_drawing_views(visit: Open) -> None:
     expect(page.locator("#main")).to_be_focused()
     press_enter(page, "[data-strip=drawn] .secondary")
     expect(kept).to_be_focused()
+
+
+def test_automatic_drawings_are_not_listed(visit: Open) -> None:
+    page = visit()
+    wait_until_drawn(page)
+    page.click("nav [data-view=complete]")
+    wait_until_drawn(page, "complete")
+    strip = page.locator("[data-strip=drawn] img")
+    expect(strip).to_have_count(0)
+    page.click("#complete-form button[type=submit]")
+    expect(strip).to_have_count(1)
+
+
+def test_alternative_texts_name_what_was_drawn(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5&label=one")
+    wait_until_drawn(page)
+    page.locator("#draw .image-grid button").first.click()
+    page.click("#viewer-keep")
+    kept, drawn = (page.locator(f"[data-strip={strip}] img") for strip in ("kept", "drawn"))
+    expect(kept).to_have_attribute("alt", "Draw again: a picture by grey, drawn as a one, seed 5")
+    text = "Draw again: 2 pictures by grey, the first drawn as a one, seed 5"
+    expect(drawn).to_have_attribute("alt", text)
 
 
 def test_damaged_storage_is_ignored(visit: Open) -> None:

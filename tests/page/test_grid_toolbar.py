@@ -85,11 +85,6 @@ def test_alternative_texts_name_what_was_drawn(visit: Open) -> None:
     button.click()
     picture = page.locator("#viewer-canvas")
     expect(picture).to_have_attribute("aria-label", "Image 1, drawn as a one, enlarged")
-    page.click("#viewer-keep")
-    kept, drawn = (page.locator(f"[data-strip={strip}] img") for strip in ("kept", "drawn"))
-    expect(kept).to_have_attribute("alt", "Draw again: a picture by grey, drawn as a one")
-    text = "Draw again: 2 pictures by grey, the first drawn as a one"
-    expect(drawn).to_have_attribute("alt", text)
 
 
 def test_every_tile_shows_its_heatmap(visit: Open) -> None:

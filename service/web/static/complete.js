@@ -121,21 +121,21 @@ export class CompleteView {
       // The visitor may have loaded or completed another picture meanwhile.
       const untouched = !this.completedAny && !this.editor.picture.known.includes(1);
       if (first && model === this.model && untouched) {
-        await this.openExample(first, false);
+        await this.openExample(first, { automatic: true });
       }
     }
   }
 
   /** Keep the top of an example, which fits several pictures, and complete it at once. */
-  openExample(picture, scroll = true) {
-    return this.completeTop(picture, exampleRows(this.model), scroll);
+  openExample(picture, options) {
+    return this.completeTop(picture, exampleRows(this.model), options);
   }
 
   /** Keep the first rows of a picture, and complete it at once. */
-  completeTop(picture, rows, scroll = true) {
+  completeTop(picture, rows, { automatic = false } = {}) {
     this.load({ ...picture, known: null });
     this.editor.keepRows(rows, true);
-    return this.complete({ scroll });
+    return this.complete({ scroll: !automatic, automatic });
   }
 
   /** Open an image that another view has drawn. */
@@ -286,8 +286,9 @@ export class CompleteView {
    * @param {boolean} options.scroll scroll to the completions
    * @param {boolean} options.push let Back return to the completions before
    * @param {string | null} options.axis "particles" to draw with and without looking ahead
+   * @param {boolean} options.automatic the visitor did not ask for these completions
    */
-  async complete({ seed = null, scroll = false, push = scroll, axis = null } = {}) {
+  async complete({ seed = null, scroll = false, push = scroll, axis = null, automatic = false } = {}) {
     clearTimeout(this.timer);
     if (!this.prepareGap()) {
       this.setStatus(this.editor.blank && this.editor.lowestRow === null ? "Draw something first."
@@ -324,6 +325,8 @@ export class CompleteView {
     const companion = byId("editor").closest(".panel"); // above the completions on a phone
     const link = createLink({ ...fields, ...(requests.length > 1 ? { by: axis } : {}) });
     this.page.setLink("complete", link.fields, { push });
-    await this.grid.run({ requests, secondsPerImage: Number(pace.value), input, scroll, link, companion });
+    await this.grid.run({
+      requests, secondsPerImage: Number(pace.value), input, scroll, link, companion, automatic,
+    });
   }
 }

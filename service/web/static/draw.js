@@ -162,7 +162,8 @@ export class DrawView {
       this.limitCount();
     }
     if (fields.has("n")) n.value = fields.get("n");
-    return this.draw({ seed });
+    const automatic = [...fields.keys()].every((name) => name === "model");
+    return this.draw({ seed, automatic });
   }
 
   /**
@@ -172,9 +173,10 @@ export class DrawView {
    * @param {number | null} options.seed instead of the form's
    * @param {boolean} options.scroll scroll to the images
    * @param {boolean} options.push let Back return to the drawing before
+   * @param {boolean} options.automatic the visitor did not ask for these images
    * @param {object | null} options.image request fields of a single image, instead of the form's
    */
-  draw({ seed = null, scroll = false, push = scroll, image = null } = {}) {
+  draw({ seed = null, scroll = false, push = scroll, image = null, automatic = false } = {}) {
     const { model, page } = this;
     clearTimeout(this.timer);
     if (scroll) this.settings.closeSheet();
@@ -202,7 +204,8 @@ export class DrawView {
       send: (signal) => post("v1/samples", { ...row.fields, stream: true }, signal),
     }));
     return this.grid.run({
-      requests, scroll, secondsPerImage: Number(pace.value), link: { view: "draw", fields: linkFields },
+      requests, scroll, automatic, secondsPerImage: Number(pace.value),
+      link: { view: "draw", fields: linkFields },
     });
   }
 }

@@ -1,9 +1,9 @@
-/** Recent and kept drawings: links with thumbnails, in this browser's local storage. */
+/** The gallery: earlier drawings and kept images as links with thumbnails, in local storage. */
 
 import { drawnAs } from "./format.js";
 
-const STORAGE_KEY = "scanline-drawn";
-const LIMITS = { drawn: 24, kept: 96 };
+const STORAGE_KEY = "scanline-drawn"; // of both strips; another key would lose what visitors kept
+const LIMITS = { drawn: 24, kept: 96 }; // entries per strip
 
 /** Load the stored entries; none if they are damaged or storage is forbidden. */
 function load() {
@@ -23,20 +23,20 @@ function load() {
  * @param {{view: string, fields: object}} link
  * @param {string | null} label class of its first picture
  */
-export function describeDrawing({ view, fields: { model, n } }, label) {
+export function describeDrawing({ view, fields: { model, n, seed } }, label) {
   const noun = view === "complete" ? "completion" : "picture";
   const count = n > 1 ? `${n} ${noun}s` : `a ${noun}`;
   const shown = label && (n > 1 ? `, the first ${drawnAs(label)}` : `, ${drawnAs(label)}`);
-  return `${count} by ${model}${shown ?? ""}`;
+  return `${count} by ${model}${shown ?? ""}, seed ${seed}`;
 }
 
-/** The strips "Drawn before" and "Kept". */
+/** The gallery's two strips: `drawn` ("Drawn before") and `kept` ("Kept"). */
 export class Gallery {
   /** @param {HTMLElement} element contains both strips, and the button that clears the first */
   constructor(element) {
     this.element = element;
     this.strips = load();
-    this.latest = null; // hash of the latest new drawing
+    this.latest = null; // hash of the drawing that was added last
     element.addEventListener("click", ({ target }) => {
       if (target.closest("a")) scrollTo(0, 0); // the linked drawing appears at the top
     });
@@ -55,7 +55,7 @@ export class Gallery {
 
   /** Add a drawing, with its first image as the thumbnail. */
   add(hash, canvas, title) {
-    if (!this.strips.drawn.some((entry) => entry.hash === hash)) this.latest = hash;
+    this.latest = hash;
     this.addEntry("drawn", { hash, picture: canvas.toDataURL(), title });
   }
 
@@ -95,7 +95,7 @@ export class Gallery {
     const { activeElement } = document;
     for (const [kind, entries] of Object.entries(this.strips)) {
       const strip = this.element.querySelector(`[data-strip=${kind}]`);
-      // A first drawing that is still on the page was not drawn before.
+      // A single drawing that is still on the page was not drawn before.
       strip.hidden = entries.every(({ hash }) => kind === "drawn" && hash === this.latest);
       const list = strip.querySelector("ul");
       const items = new Map([...list.children].map((item) => [itemHash(item), item]));
@@ -103,7 +103,8 @@ export class Gallery {
       for (const [hash, item] of items) if (!hashes.has(hash)) item.remove();
       for (const [k, { hash, picture, title }] of entries.entries()) {
         const item = items.get(hash) ?? createItem(hash);
-        Object.assign(item.querySelector("img"), { src: picture, alt: `Draw again: ${title}` });
+        const text = `Draw again: ${title}`;
+        Object.assign(item.querySelector("img"), { src: picture, alt: text, title: text });
         if (list.children[k] !== item) list.insertBefore(item, list.children[k] ?? null);
       }
     }

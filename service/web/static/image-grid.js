@@ -77,6 +77,7 @@ export class ImageGrid {
    *   `input`: the picture to complete, if any;
    *   `scroll`: scroll to the status panel;
    *   `companion`: the element above the panel that stays in view with it, if any;
+   *   `automatic`: not asked for by the visitor, so that the gallery does not list it;
    *   `link`: the link of all rows together
    */
   async run(job) {
@@ -205,10 +206,10 @@ export class ImageGrid {
   }
 
   onAllShown() {
-    const { tiles, job: { link } } = this;
+    const { tiles, job: { link, automatic } } = this;
     const [{ player: { canvas }, result: { label } }] = tiles;
     this.toolbar.setTiles(tiles);
-    this.viewer.gallery.add(toHash(link.view, link.fields), canvas, describeDrawing(link, label));
+    if (!automatic) this.viewer.gallery.add(toHash(link.view, link.fields), canvas, describeDrawing(link, label));
   }
 
   /** Set the duration of the running animation. */
