@@ -57,6 +57,32 @@ def test_lost_connection_is_resumed(visit: Open) -> None:
     assert all(resumed)
 
 
+def test_resumed_stream_has_the_same_fields(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5")
+    wait_until_drawn(page)
+
+    def cut(route: Route) -> None:
+        reply = route.fetch()
+        body = reply.body()
+        route.fulfill(response=reply, body=body[: body.index(b"event: image")])
+
+    page.route("**/v1/samples", cut)
+    with page.expect_request("**/events*") as resumed:
+        image = page.evaluate(
+            """async () => {
+                const { followGeneration } = await import("./static/stream.js");
+                const fields = { model: "grey", seed: 5, granularity: "row", output: "values" };
+                const images = [];
+                await followGeneration({ fields },
+                    ({ name, data }) => name === "image" && images.push(data),
+                    () => {}, new AbortController().signal);
+                return images[0];
+            }"""
+        )
+    assert resumed.value.url.endswith("/events?granularity=row&output=values")
+    assert len(image["values"]) == GREY.pixels
+
+
 def test_forgotten_generation_restarts(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5", allowed=["404"])
     wait_until_drawn(page)
@@ -143,6 +169,8 @@ def test_server_back_at_last_try_draws_again(visit: Open) -> None:
         page.context.close()
 
 
+# Cuts the next reply after its first chunk. The decoder must be held meanwhile, or this chunk may
+# have the whole drawing, and nothing is left to resume.
 CUT = """() => {
   const whole = window.fetch;
   window.fetch = async (path, init) => {

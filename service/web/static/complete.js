@@ -1,6 +1,6 @@
 /** The view "Complete": erase a part of a picture and let the model fill it in. */
 
-import { describeError, postImages } from "./api.js";
+import { describeError } from "./api.js";
 import { decodeFile } from "./decode.js";
 import { EditorTools } from "./editor-tools.js";
 import { Editor } from "./editor.js";
@@ -319,8 +319,8 @@ export class CompleteView {
     const requests = lookaheadRows(axis, fields).map((row) => ({
       ...row,
       model,
+      image: png,
       link: createLink(row.fields),
-      send: (signal) => postImages("v1/completions", { ...row.fields, stream: true }, png, signal),
     }));
     const companion = byId("editor").closest(".panel"); // above the completions on a phone
     const link = createLink({ ...fields, ...(requests.length > 1 ? { by: axis } : {}) });

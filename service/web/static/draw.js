@@ -1,6 +1,5 @@
 /** The view "Draw": new images, of a class or of anything. */
 
-import { post } from "./api.js";
 import { IGNORED_FIELDS, comparisonAxes, comparisonRows } from "./compare.js";
 import {
   invalidSeedMessage, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass,
@@ -173,8 +172,8 @@ export class DrawView {
    * @param {number | null} options.seed instead of the form's
    * @param {boolean} options.scroll scroll to the images
    * @param {boolean} options.push let Back return to the drawing before
-   * @param {boolean} options.automatic the visitor did not ask for these images
    * @param {object | null} options.image request fields of a single image, instead of the form's
+   * @param {boolean} options.automatic the visitor did not ask for these images
    */
   draw({ seed = null, scroll = false, push = scroll, image = null, automatic = false } = {}) {
     const { model, page } = this;
@@ -201,7 +200,6 @@ export class DrawView {
     const requests = comparisonRows(axis, fields, model, page.models).map((row) => ({
       ...row,
       link: { view: "draw", fields: row.fields },
-      send: (signal) => post("v1/samples", { ...row.fields, stream: true }, signal),
     }));
     return this.grid.run({
       requests, scroll, automatic, secondsPerImage: Number(pace.value),

@@ -72,7 +72,7 @@ export class ImageGrid {
    * Draw images and show them.
    *
    * @param {object} job
-   *   `requests`: one per row, each with title, model, fields, link and send(signal);
+   *   `requests`: one per row, each with title, model, link, and what `followGeneration` needs;
    *   `secondsPerImage`: duration of the animation, 0 for full speed;
    *   `input`: the picture to complete, if any;
    *   `scroll`: scroll to the status panel;
@@ -111,7 +111,7 @@ export class ImageGrid {
       for (let request = queue.shift(); request; request = queue.shift()) {
         const tiles = this.tiles.filter((tile) => tile.request === request);
         await followGeneration(
-          () => request.send(abort.signal),
+          request,
           (event) => this.abort === abort && this.handleEvent(event, tiles),
           (text) => this.abort === abort && this.status.show(text),
           abort.signal,

@@ -1,6 +1,6 @@
 /** The view "Look inside": the bits of every pixel, and the model's prediction for one of them. */
 
-import { describeError, drawPicture, post, scoreImages } from "./api.js";
+import { describeError, drawPicture, scoreImages } from "./api.js";
 import { decodeFile } from "./decode.js";
 import {
   invalidSeedMessage, omitEmpty, parseSeed, randomSeed, setRange, usesGuidance,
@@ -219,7 +219,7 @@ export class InsideView {
     const { abort } = this;
     try {
       await followGeneration(
-        () => post("v1/samples", { model: this.model.id, ...source, stream: true }, abort.signal),
+        { fields: { model: this.model.id, ...source } },
         (event) => {
           this.player.handleEvent(event);
           if (this.selected !== null) this.player.stop();

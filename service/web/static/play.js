@@ -1,6 +1,6 @@
 /** The view "Play": guess the class of a picture from its upper half, against the model. */
 
-import { describeError, isUnavailable, post, scoreImages } from "./api.js";
+import { describeError, isUnavailable, scoreImages } from "./api.js";
 import { invalidSeedMessage, parseSeed, randomSeed } from "./fields.js";
 import { drawnAs, formatPercent } from "./format.js";
 import { blankPicture, checkShape, pixelCount, toCanvas, toPng } from "./pixels.js";
@@ -68,10 +68,10 @@ export class PlayView {
     this.setStatus("Drawing five pictures …");
     this.rounds = Array.from({ length: ROUNDS }, () => ({ picture: blankPicture(model), drawn: 0 }));
     this.nextRound();
-    const body = { model: model.id, seed, n: ROUNDS, label: "random", stream: true };
+    const fields = { model: model.id, seed, n: ROUNDS, label: "random" };
     try {
       await followGeneration(
-        () => post("v1/samples", body, signal),
+        { fields },
         (event) => this.handleEvent(event),
         (text) => signal.aborted || this.rounds[this.at].modelGuess || this.setStatus(text),
         signal,

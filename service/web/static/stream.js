@@ -1,8 +1,11 @@
 /** Streamed generations: server-sent events that survive a lost connection. */
 
 import {
-  ApiError, ConnectionError, MAX_TRIES, call, fromNetwork, isUnavailable, waitBeforeRetry,
+  ApiError, ConnectionError, MAX_TRIES, call, fromNetwork, isUnavailable, post, postImages,
+  waitBeforeRetry,
 } from "./api.js";
+
+const STREAM_FIELDS = ["granularity", "output"]; // a resumed stream needs them again
 
 /** Thrown if the server ended a generation before it was complete. */
 class GenerationAborted extends Error {}
@@ -40,16 +43,17 @@ async function* readEvents(response) {
  * it starts again; the pixels are the same because the request names its seed. A generation that
  * the server aborts twice fails.
  *
- * @param {() => Promise<Response>} start sends the request
+ * @param {{fields: object, image?: Blob}} request fields of the API; `image`: the PNG to complete
  * @param {(event: {name: string, data: object}) => void} onEvent receives every event but `error`
  * @param {(text: string) => void} onStatus receives the reason of each wait
  * @param {AbortSignal} signal cancels the generation, on the server too
  */
-export async function followGeneration(start, onEvent, onStatus, signal) {
+export async function followGeneration(request, onEvent, onStatus, signal) {
   let [id, lastEventId, tries, abortedBefore, cut] = [null, null, 0, false, false];
   for (;;) {
     try {
-      const response = id ? await resume(id, lastEventId, signal) : await start();
+      const response = id ? await resume(request, id, lastEventId, signal)
+        : await start(request, signal);
       if (tries > 0) onStatus("Connected. Drawing …");
       for await (const event of readEvents(response)) {
         signal.throwIfAborted(); // events that were already buffered are not wanted either
@@ -85,7 +89,14 @@ export async function followGeneration(start, onEvent, onStatus, signal) {
   }
 }
 
-function resume(id, lastEventId, signal) {
+function start({ fields, image }, signal) {
+  const body = { ...fields, stream: true };
+  return image ? postImages("v1/completions", body, image, signal) : post("v1/samples", body, signal);
+}
+
+function resume({ fields }, id, lastEventId, signal) {
   const headers = lastEventId === null ? {} : { "Last-Event-ID": lastEventId };
-  return call(`v1/generations/${id}/events`, { headers, signal });
+  const repeated = Object.entries(fields).filter(([name]) => STREAM_FIELDS.includes(name));
+  const query = repeated.length ? `?${new URLSearchParams(repeated)}` : "";
+  return call(`v1/generations/${id}/events${query}`, { headers, signal });
 }

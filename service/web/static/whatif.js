@@ -1,6 +1,5 @@
 /** "What if": replace the value of a pixel, and let the model continue from there. */
 
-import { postImages } from "./api.js";
 import { randomSeed, readNumber } from "./fields.js";
 import { channelNames } from "./format.js";
 import { ImageGrid } from "./image-grid.js";
@@ -100,10 +99,7 @@ export class WhatIf {
     if (model !== this.model) return;
     await this.grid.run({
       input, link, secondsPerImage: SECONDS_PER_IMAGE, scroll: true,
-      requests: [{
-        model, fields, link,
-        send: (signal) => postImages("v1/completions", { ...fields, stream: true }, png, signal),
-      }],
+      requests: [{ model, fields, image: png, link }],
     });
   }
 }

@@ -1,6 +1,5 @@
 /** Scene 2: a state of fixed size, compared with a memory that grows with every pixel. */
 
-import { post } from "../api.js";
 import { disableButtons, randomSeed, usesGuidance } from "../fields.js";
 import { integerFormat } from "../format.js";
 import { pixelCount } from "../pixels.js";
@@ -31,13 +30,13 @@ export class MemoryScene {
   async draw() {
     const { model, signal, player } = this;
     const label = usesGuidance(model) ? { label: "random" } : {};
-    const body = { model: model.id, seed: randomSeed(), stream: true, ...label };
+    const fields = { model: model.id, seed: randomSeed(), ...label };
     const enable = disableButtons(this.button);
     player.reset(model);
     player.rate = reducedMotion.matches ? Infinity : pixelCount(model) / SECONDS_PER_IMAGE;
     try {
       await followGeneration(
-        () => post("v1/samples", body, signal),
+        { fields },
         (event) => player.handleEvent(event),
         this.onStatus,
         signal,
