@@ -1,4 +1,8 @@
-"""Browser setup and helper functions of the page tests."""
+"""Browser setup and helper functions of the page tests.
+
+Take no `full_page` screenshots: they resize the viewport, which changes the page's layout. Pass
+`wait_for_function` a function, not an expression, because the page's policy forbids `eval`.
+"""
 
 from __future__ import annotations
 
