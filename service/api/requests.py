@@ -120,7 +120,10 @@ class DrawRequest(SamplingFields):
     stream: Annotated[bool, Field(description="Reply with server-sent events.")] = False
     granularity: Annotated[
         Granularity,
-        Field(description="For streams: one update per pixel, per row, or per event (`auto`)."),
+        Field(
+            description="For streams: size of an update within an event: a pixel, a row, or all "
+            "new pixels of an image (`auto`). `row` also holds back unfinished rows."
+        ),
     ] = "auto"
     output: Annotated[
         Output,
