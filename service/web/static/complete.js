@@ -6,7 +6,7 @@ import { EditorTools } from "./editor-tools.js";
 import { Editor } from "./editor.js";
 import { ExampleStrip, exampleRows } from "./examples.js";
 import {
-  invalidSeedMessage, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass,
+  invalidSeedMessage, keepsPictures, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass,
   unknownClassMessage,
 } from "./fields.js";
 import { connectFileButton } from "./file-drop.js";
@@ -14,10 +14,9 @@ import { ImageGrid } from "./image-grid.js";
 import { LookAhead, lookaheadRows } from "./lookahead.js";
 import { PaperOffer, backgroundColour, lightness } from "./paper.js";
 import { blankPicture, fromBase64Url, pixelCount, toBase64Url, toPng } from "./pixels.js";
-import { SAMPLING, SamplingControls } from "./sampling-controls.js";
+import { SamplingControls } from "./sampling-controls.js";
 import { SketchStore } from "./sketch.js";
 
-const REDRAWING = ["n", "seed", "label", "rows", ...SAMPLING, "particles"];
 const REDRAW_MS = 200; // after a change, so that a press of "Complete" just after it completes once
 const DRAW_HINT = "Draw the upper part, above the dots. Then press Complete.";
 const byId = (id) => document.getElementById(id);
@@ -257,14 +256,13 @@ export class CompleteView {
     this.lookahead.setLimit(this.model.slots / (guidance === 1 ? 1 : 2)); // guidance takes two slots
   }
 
-  /** Apply a changed setting at once: complete the picture again, from the same seed. */
-  onChange({ name, value }) {
+  /** Apply a changed control at once: complete again from the same seed, unless it keeps the pictures. */
+  onChange(control) {
+    if (control.name === "pace") this.grid.setPace(Number(control.value));
+    if (keepsPictures(control) || this.seed === null) return;
     clearTimeout(this.timer);
-    if (name === "pace") this.grid.setPace(Number(value));
-    else if (REDRAWING.includes(name) && this.seed !== null) {
-      const seed = this.form.elements.seed.value ? null : this.seed;
-      this.timer = setTimeout(() => this.complete({ seed, push: true }), REDRAW_MS);
-    }
+    const seed = this.form.elements.seed.value ? null : this.seed;
+    this.timer = setTimeout(() => this.complete({ seed, push: true }), REDRAW_MS);
   }
 
   /** Return true if something is left to draw; below a sketch, mark everything as unknown. */

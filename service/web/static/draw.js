@@ -2,7 +2,7 @@
 
 import { IGNORED_FIELDS, comparisonAxes, comparisonRows } from "./compare.js";
 import {
-  invalidSeedMessage, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass,
+  invalidSeedMessage, keepsPictures, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass,
   unknownClassMessage, usesGuidance,
 } from "./fields.js";
 import { ImageGrid } from "./image-grid.js";
@@ -33,7 +33,7 @@ export class DrawView {
     });
     this.settings = new SettingsPanel(document.getElementById("draw-settings"),
       document.getElementById("draw-options"));
-    this.form.addEventListener("change", ({ target: { name, value } }) => this.onChange(name, value));
+    this.form.addEventListener("change", ({ target }) => this.onChange(target));
     onDiceClick(this.form, () => this.draw({ scroll: true }));
     if (page.watched) {
       const redraw = () => this.draw({ seed: this.seed });
@@ -44,14 +44,12 @@ export class DrawView {
     }
   }
 
-  /** Apply a changed control at once: every one but the pace draws again, from the same seed. */
-  onChange(name, value) {
-    if (name === "follow") return;
+  /** Apply a changed control at once: draw again from the same seed, unless it keeps the pictures. */
+  onChange(control) {
+    const { name, value } = control;
+    if (name === "pace") this.grid.setPace(Number(value));
+    if (keepsPictures(control)) return;
     clearTimeout(this.timer);
-    if (name === "pace") {
-      this.grid.setPace(Number(value));
-      return;
-    }
     if (name === "label") this.sampling.enableGuidance(Boolean(this.label));
     if (name === "by") this.limitCount();
     const seed = this.form.elements.seed.value ? null : this.seed;

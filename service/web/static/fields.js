@@ -27,6 +27,9 @@ export function onDiceClick(form, draw) {
   });
 }
 
+/** Return true if a change of a control does not draw again: it has `data-keeps-pictures`. */
+export const keepsPictures = (control) => control.closest("[data-keeps-pictures]") !== null;
+
 /**
  * Disable buttons.
  *
