@@ -72,7 +72,7 @@ def wait_until_measured(page: Page) -> None:
 
     For a finished picture, this is the most surprising pixel.
     """
-    expect(page.locator("#inside-caption")).to_contain_text("bits/dim")
+    expect(page.locator("#inside-caption")).to_contain_text("bits per value")
     expect(page.locator("#charts")).to_have_attribute("aria-busy", "false")
     expect(page.locator("#expected-text")).to_contain_text("ost likely")
 

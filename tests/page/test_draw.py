@@ -32,7 +32,7 @@ def test_page_draws_at_once_and_link_repeats_it(visit: Open) -> None:
     page = visit()
     wait_until_drawn(page)
     assert page.locator("#draw .image-grid li").count() == 12
-    expect(page.locator("#draw .image-grid small").first).to_contain_text("bits/dim")
+    expect(page.locator("#draw .image-grid small").first).to_contain_text("bits per value")
     first = pixels(page, "#draw .image-grid canvas")
     assert len({str(image) for image in first}) == 12
     address = page.url
@@ -63,7 +63,7 @@ def test_numbers_are_clamped_to_bounds(visit: Open) -> None:
     page.click("#complete-form button[type=submit]")
     expect(page.locator("#complete-n")).to_have_value("64")
     label = page.locator("#complete .image-grid small").nth(1)
-    expect(label).to_have_text("seed 11.00 bits/dim")  # two lines: the seed is 1
+    expect(label).to_have_text("seed 11.00 bits per value")  # two lines: the seed is 1
     assert {"n=64", "seed=1"} <= set(url_hash(page).split("&"))
 
 

@@ -42,7 +42,9 @@ def test_paste_in_inside_view_is_inspected(visit: Open) -> None:
     wait_until_measured(page)
     picture = random_picture(seed=3)
     paste(page, encode(picture))
-    expect(page.locator("#inside-caption")).to_contain_text(re.compile("Your picture.*bits/dim"))
+    expect(page.locator("#inside-caption")).to_contain_text(
+        re.compile("Your picture.*bits per value")
+    )
     page.click("nav >> text=Draw")
     wait_until_drawn(page)
     page.click("nav >> text=Look inside")
@@ -130,7 +132,9 @@ def test_slow_file_is_superseded(visit: Open, view: str, meanwhile: str) -> None
     page.evaluate("window.holding = false")
     status = page.locator("#editor-status" if view == "complete" else "#inside-caption")
     yours = re.compile(
-        "your picture as the model sees it" if view == "complete" else "Your picture.*bits/dim"
+        "your picture as the model sees it"
+        if view == "complete"
+        else "Your picture.*bits per value"
     )
     if meanwhile == "another model":
         pick_model(page, "colour")

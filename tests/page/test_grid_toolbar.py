@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def bits(page: Page) -> list[float]:
     return [
-        float(re.search(r"(\d\.\d\d) bits/dim", text)[1])  # type: ignore[index]
+        float(re.search(r"(\d\.\d\d) bits per value", text)[1])  # type: ignore[index]
         for text in page.locator("#draw .image-grid small").all_text_contents()
     ]
 

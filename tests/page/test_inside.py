@@ -45,7 +45,9 @@ def look_at(page: Page, picture: bytes) -> None:
     page.set_input_files(
         "#inside-file", {"name": "picture", "mimeType": "image/png", "buffer": picture}
     )
-    expect(page.locator("#inside-caption")).to_contain_text(re.compile("Your picture.*bits/dim"))
+    expect(page.locator("#inside-caption")).to_contain_text(
+        re.compile("Your picture.*bits per value")
+    )
     wait_until_measured(page)
 
 
@@ -245,7 +247,9 @@ def test_phone_shows_picture_to_chart_at_once(visit: Open) -> None:
 
 def test_link_opens_same_pixel(visit: Open) -> None:
     page = visit("#inside?seed=12&at=14")
-    expect(page.locator("#inside-caption")).to_contain_text(re.compile("Seed 12 · .*bits/dim"))
+    expect(page.locator("#inside-caption")).to_contain_text(
+        re.compile("Seed 12 · .*bits per value")
+    )
     expect(page.locator("#inside-position")).to_have_value("14")
     drawn = pixels(page, "#inside-picture")
     touch(page, "#inside-heatmap", 1, 1, GREY.width, GREY.height)
@@ -264,7 +268,7 @@ def test_link_contains_uploaded_picture(visit: Open) -> None:
     touch(page, "#inside-picture", 0, 5, GREY.width, GREY.height)
     expect(page).to_have_url(re.compile(f"at={5 * GREY.width}$"))
     again = visit(url_hash(page))
-    expect(again.locator("#inside-caption")).to_contain_text("bits/dim")
+    expect(again.locator("#inside-caption")).to_contain_text("bits per value")
     expect(again.locator("#inside-position")).to_have_value(str(5 * GREY.width))
     shown = pixels(again, "#inside-picture")[0][0::4][: 5 * GREY.width]
     assert shown == np.asarray(picture).ravel()[: 5 * GREY.width].tolist()

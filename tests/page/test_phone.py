@@ -97,7 +97,7 @@ def test_landing_offers_both_starts_without_scrolling(visit: Open) -> None:
         expect(start).to_be_in_viewport(ratio=1)
     expect(page.locator("#draw .image-grid li").first).to_be_in_viewport(ratio=1)
     expect(page.locator("#draw .detail").first).to_be_hidden()
-    for word in ("Seed", "Temperature", "Guidance", "Top-p", "bits/dim"):
+    for word in ("Seed", "Temperature", "Guidance", "Top-p", "bits per value"):
         expect(page.locator("#draw").get_by_text(word).first).to_be_hidden()
     starts.first.click()
     expect(page.locator("#editor")).to_be_focused()
@@ -231,7 +231,7 @@ def test_long_words_do_not_widen_the_page(visit: Open, view: str) -> None:
         page = visit(f"#{view}{requested}", url=url, **PHONE)
         status = {
             "draw": ("[role=alert]", word),
-            "inside": ("#inside-caption", "bits/dim"),
+            "inside": ("#inside-caption", "bits per value"),
             "play": ("#play-status", "Picture 1 of 5"),
             "learn": ("#learn-facts", word),
         }

@@ -157,7 +157,7 @@ def test_lost_query_does_not_drop_the_next(visit: Open, other: str) -> None:
         set_slider(page, "#inside-position", 4)
     else:
         pick_model(page, "colour")
-        expect(page.locator("#inside-caption")).to_contain_text("bits/dim")
+        expect(page.locator("#inside-caption")).to_contain_text("bits per value")
     listen(page, "#inside .actions [data-status-panel]")
     requested[0].abort()
     expect(page.locator("#expected-text")).to_contain_text("ost likely")

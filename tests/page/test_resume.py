@@ -233,7 +233,7 @@ def test_generation_cancelled_twice_fails(visit: Open) -> None:
     expect(page.locator("#inside .actions [data-status-panel]")).to_have_text(
         "The drawing was cancelled."
     )
-    expect(page.locator("#inside-caption")).not_to_contain_text("bits/dim")
+    expect(page.locator("#inside-caption")).not_to_contain_text("bits per value")
     assert len(requested) == 2
 
 

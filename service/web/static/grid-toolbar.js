@@ -10,8 +10,8 @@ const COLUMNS = ["model", "seed", "label", "bits_per_dim", ...SAMPLING, "particl
 const MAX_SCORED = 64; // pictures per request
 const HEATMAPS = "Heat maps";
 const EXPLANATIONS = {
-  details: "The seed of each picture, and its bits/dim: how much it surprised the model.",
-  sort: "Sorted by bits/dim: the picture that surprised the model least comes first.",
+  details: "The seed of each picture, and its bits per value: how much it surprised the model.",
+  sort: "Sorted by bits per value: the picture that surprised the model least comes first.",
   heat: "Bright pixels surprised the model: they cost more bits.",
 };
 const bitsPerDim = ({ result }) => result.bits_per_dim ?? Infinity;
@@ -73,7 +73,7 @@ export class GridToolbar {
     return pressed;
   }
 
-  /** Sort all tiles by bits/dim, without rows, or restore the original order. */
+  /** Sort all tiles by bits per value, without rows, or restore the original order. */
   sort(sorted) {
     const { list, tiles, order } = this;
     list.classList.toggle("sorted", sorted);

@@ -310,7 +310,7 @@ export class InsideView {
       byId("inside-surprise").disabled = false;
       byId("heatmap-max").textContent = scaleBits(this.bits);
       const uncompressed = 8 * this.player.picture.values.length;
-      this.cost = `${score.bits_per_dim.toFixed(3)} bits/dim, `
+      this.cost = `${score.bits_per_dim.toFixed(3)} bits per value, `
         + `${integerFormat.format(score.bits)} bits instead of ${integerFormat.format(uncompressed)}`;
       this.onMove(this.player.position);
     } catch (error) {

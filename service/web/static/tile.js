@@ -80,7 +80,7 @@ export class Tile {
     const { seed, label, bits_per_dim: bits, effective_particles: effective } = this.result;
     const { title, fields } = this.request;
     const details = [`seed ${seed}`];
-    if (bits !== null) details.push(`${bits.toFixed(2)} bits/dim`);
+    if (bits !== null) details.push(`${bits.toFixed(2)} bits per value`);
     if (effective) details.push(`${Math.round(effective)} of ${fields.particles} tries counted`);
     this.caption.replaceChildren(
       createLine("drawn-as", label && label !== title ? drawnAs(label) : ""),

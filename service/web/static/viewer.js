@@ -84,7 +84,7 @@ export class Viewer {
     document.getElementById("viewer-facts").textContent = [
       [label, model.id].includes(title) ? null : title,
       `Seed ${seed}`,
-      bits === null ? null : `${bits.toFixed(3)} bits/dim`,
+      bits === null ? null : `${bits.toFixed(3)} bits per value`,
       `${model.width} × ${model.height}, ${model.id}`,
     ].filter(Boolean).join(" · ");
     this.others.hidden = tiles.length < 2;

@@ -37,7 +37,6 @@ export class BitsScene {
       + `${integerFormat.format(uncompressed)}: compressed ${(uncompressed / bits).toFixed(1)} times.`);
     this.testSetHint.textContent = model.bits_per_dim === null ? "" : "Pictures differ: a busy one costs "
       + "more than a plain one. For pictures that it has not seen in training, the model needs "
-      + `${model.bits_per_dim.toFixed(2)} bits per value on average (bits/dim), where writing them down `
-      + "takes 8.";
+      + `${model.bits_per_dim.toFixed(2)} bits per value on average, where writing them down takes 8.`;
   }
 }
