@@ -125,7 +125,7 @@ export class DiceStage {
       Object.assign(this, { at: 0, odds: null });
       player.reset(model);
       this.bars.clear();
-      this.say("The model is drawing …");
+      this.say("The model draws the whole picture first. Then you watch it slowly.");
     }
     this.showButtons(true);
     const onWait = (text) => { this.waited = true; host.onStatus(text); };
@@ -350,7 +350,7 @@ export class DiceStage {
     const { source } = this.controls;
     const [shown, total] = [position, this.total].map(integerFormat.format);
     this.counter.textContent = `${shown} of ${total} pixels`
-      + `${source?.label ? `, ${drawnAs(source.label)}` : ""}`;
+      + `${position && source?.label ? `, ${drawnAs(source.label)}` : ""}`;
     this.showButtons();
   }
 
