@@ -2,14 +2,18 @@
 
 import { call } from "./api.js";
 
-const TITLES = [[/^mnist/, "Digits"], [/^cifar/, "Photographs"]];
+const TITLES = { // by the classes of MNIST and CIFAR-10
+  "0 1 2 3 4 5 6 7 8 9": "Digits",
+  "airplane automobile bird cat deer dog frog horse ship truck": "Photographs",
+};
 const THUMBNAIL_SEED = 7;
+const EMPTY = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'/%3E";
 
-/** Return a model's name for visitors: what it draws, or its id. */
-export function modelTitle({ id }, models = []) {
-  const title = (name) => TITLES.find(([pattern]) => pattern.test(name))?.[1] ?? name;
-  const same = models.filter((other) => title(other.id) === title(id)).length > 1;
-  return same ? id : title(id);
+/** Return a model's name for visitors: what it draws, which its classes tell, or its id. */
+export function modelTitle(model, models = []) {
+  const title = ({ id, classes }) => TITLES[classes.join(" ")] ?? id;
+  const same = models.filter((other) => title(other) === title(model)).length > 1;
+  return same ? model.id : title(model);
 }
 
 /** Return a model's id and image format. */
@@ -31,7 +35,8 @@ export class ModelPicker {
     const [label, input, text, picture] =
       ["label", "input", "span", "img"].map((tag) => document.createElement(tag));
     Object.assign(input, { type: "radio", name: "model", value: model.id });
-    Object.assign(picture, { alt: "", width: 28, height: 28, hidden: true });
+    // An empty picture keeps the space of the thumbnail, so that the header does not move.
+    Object.assign(picture, { alt: "", width: 28, height: 28, src: EMPTY });
     label.title = modelFacts(model);
     text.append(picture, modelTitle(model, this.models));
     label.append(input, text);
@@ -51,13 +56,14 @@ export class ModelPicker {
     if (this.fieldset.hidden) return;
     for (const { id, classes } of this.models) {
       const query = classes.length ? `?label=${encodeURIComponent(classes[7 % classes.length])}` : "";
+      const picture = this.inputs().find(({ value }) => value === id).parentElement.querySelector("img");
       const path = `v1/samples/${encodeURIComponent(id)}/${THUMBNAIL_SEED}.png${query}`;
       try {
         const blob = await (await call(path)).blob();
-        const picture = this.inputs().find(({ value }) => value === id).parentElement.querySelector("img");
         picture.src = URL.createObjectURL(blob);
-        picture.hidden = false;
-      } catch { /* the name is enough */ }
+      } catch {
+        picture.hidden = true; // the name is enough
+      }
     }
   }
 }
