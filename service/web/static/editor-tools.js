@@ -39,7 +39,7 @@ export class EditorTools {
     setRange(brush, brush.value, brush.value);
   }
 
-  /** Select the draw tool, with a pen that suits an empty picture of this width. */
+  /** Select the pen, with a size that suits an empty picture of this width. */
   selectPen(width) {
     const { tool, brush } = this.fields;
     tool.value = "draw";
