@@ -2,7 +2,7 @@
 
 const narrow = matchMedia("(max-width: 52rem)");
 
-/** Shows and hides a drawer. It closes when the layout changes, so that it never covers the page. */
+/** Shows and hides a drawer. It stays open when the layout changes. */
 export class SettingsPanel {
   /** @param {HTMLButtonElement} button @param {HTMLElement} drawer with the attribute `popover` */
   constructor(button, drawer) {
@@ -13,15 +13,17 @@ export class SettingsPanel {
   }
 
   get open() {
-    return this.drawer.classList.contains("open");
+    return this.drawer.matches(".open, :popover-open");
   }
 
   updateLayout() {
+    const { open } = this;
     this.closeSheet();
-    this.showBelow(false);
+    this.showBelow(open && !narrow.matches);
     if (narrow.matches) {
       this.button.setAttribute("popovertarget", this.drawer.id);
       this.button.removeAttribute("aria-expanded"); // the browser reports it for a popover
+      this.drawer.togglePopover(open);
     } else {
       this.button.removeAttribute("popovertarget");
     }
