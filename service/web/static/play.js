@@ -220,8 +220,9 @@ export class PlayView {
     byId("play-recap").replaceChildren(...this.rounds.map((round) => {
       const item = document.createElement("li");
       const text = document.createElement("span");
-      text.textContent = `It was ${drawnAs(round.label)}. You: ${round.guess} ${round.guess === round.label ? "✓" : "✗"}. `
-        + `The model: ${round.modelLabel} ${round.modelLabel === round.label ? "✓" : "✗"}, `
+      const mark = (answer) => `${answer} ${answer === round.label ? "✓" : "✗"}`;
+      text.textContent = `It was ${drawnAs(round.label)}. You: ${mark(round.guess)}. `
+        + `The model: ${mark(round.modelLabel)}, `
         + `${formatPercent(round.probability)} sure.`;
       item.append(toCanvas(round.picture), text);
       return item;
