@@ -137,6 +137,7 @@ def test_cancel_keeps_drawn_pixels(visit: Open, grey: FakeDecoder) -> None:
     page.click("#draw [data-cancel]")
     expect(page.locator("#draw [data-status-panel]")).to_contain_text("Cancelled")
     expect(page.locator("#draw [data-cancel]")).to_be_hidden()
+    expect(page.locator("#draw .results > .share [data-share-open]")).to_be_hidden()
 
 
 def test_cancel_shows_drawn_pixels_with_reduced_motion(visit: Open, grey: FakeDecoder) -> None:

@@ -85,7 +85,7 @@ export class ImageGrid {
     const abort = new AbortController();
     Object.assign(this, { abort, job, summary: null, completedEvents: [] });
     this.createTiles(job);
-    this.share.setLink(job.link, job.requests.length === 1);
+    this.share.setLink(null); // until a picture is finished
     this.setBusy(true);
     this.status.clear();
     this.status.show(`Drawing ${countImages(this.tiles.length)} …`);
@@ -160,6 +160,8 @@ export class ImageGrid {
       this.updateProgress();
     } else if (name === "image" && data.finish_reason === "length") { // complete, not cancelled
       tiles[data.index].finish(data);
+      const { job: { link, requests } } = this;
+      if (!this.share.link) this.share.setLink(link, requests.length === 1);
     } else if (name === "completed") {
       this.completedEvents.push(data);
     }
