@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from tests.service.fake_decoders import FakeDecoder
 
 VIEWS = ["draw", "watch", "complete", "inside", "play", "learn"]
-PAGE_BYTES = 79_000  # gzip-compressed, of an opened view
+# About 5 % above today's size; raise it in the commit that needs it, and say why.
+PAGE_BYTES = 82_500  # gzip-compressed, of an opened view
+ALL_BYTES = 121_500  # gzip-compressed, of all files
 CHART = "Brightness: probability of each of 256 values. Enter chooses one."
-ALL_BYTES = 116_000
 SHAPING = {"Temperature", "Guidance", "Top-p"}
 INTERACTIVE = {
     "button", "checkbox", "combobox", "link", "radio", "searchbox", "slider", "spinbutton",
@@ -236,6 +237,26 @@ def test_verdict_is_not_announced_during_replay(visit: Open) -> None:
     page.focus("#inside-position")
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#verdict")).to_have_attribute("aria-live", "polite")
+
+
+def test_focus_ring_is_not_cut_off(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5&by=temperature", **PHONE)
+    wait_until_drawn(page)
+    page.locator("#draw .image-grid button").first.click()
+    page.click("#viewer-keep")
+    page.keyboard.press("Escape")
+    for scroller in ("#gallery ul >> visible=true", ".image-grid.comparison", "#draw-classes"):
+        item = page.locator(scroller).locator("a, button, input").first
+        item.focus()
+        ring = item.evaluate(
+            """item => {
+                const shown = item.matches("input") ? item.nextElementSibling : item;
+                const { outlineWidth, outlineOffset } = getComputedStyle(shown);
+                return parseFloat(outlineWidth) + parseFloat(outlineOffset);
+            }"""
+        )
+        padding = page.locator(scroller).evaluate("e => parseFloat(getComputedStyle(e).paddingTop)")
+        assert 0 < ring <= padding, scroller
 
 
 def test_selection_is_visible_in_forced_colours(visit: Open) -> None:
