@@ -27,7 +27,7 @@ from tests.page.helpers import (
 from tests.service.fixtures import COLOUR, GREY
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
     from scanline.model.config import ModelConfig
 
@@ -79,6 +79,22 @@ def test_dice_choose_the_pixels_of_the_seed(visit: Open, name: str) -> None:
     assert painted(page, config) == expected
     expect(page.locator("[data-dice-verdict]")).to_contain_text("The last pixel is")
     expect(page.locator("[data-dice-roll]")).to_be_disabled()
+
+
+def test_stage_says_that_the_picture_is_drawn_first(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5")
+    wait_until_drawn(page)
+    held: list[Route] = []
+    page.route("**/v1/samples", lambda route: held.append(route))
+    with page.expect_request("**/v1/samples"):
+        page.evaluate("() => { location.hash = '#watch?seed=5&label=one'; }")
+    expect(page.locator("[data-dice-verdict]")).to_contain_text("draws the whole picture first")
+    expect(page.locator("#watch [data-dice-count]")).to_have_text(f"0 of {GREY.pixels} pixels")
+    share = page.locator("#watch [data-share-open]")
+    expect(share).to_be_hidden()
+    held[0].continue_()
+    expect(page.locator("#watch [data-dice-count]")).to_contain_text("drawn as a one")
+    expect(share).to_be_visible()
 
 
 def test_roll_says_what_the_dice_chose(visit: Open) -> None:

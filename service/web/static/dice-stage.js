@@ -25,7 +25,8 @@ export class DiceStage {
    * @param {HTMLElement} element receives the stage
    * @param {object} host
    *   `onStatus(text)`, `onError(error)`; `onPicture(source)` is called with the request fields of
-   *   each new picture, or null if the visitor has changed it midway
+   *   each new picture, or null if the visitor has changed it midway; `onDrawn()` is optional, and
+   *   called when the server has drawn one
    */
   constructor(element, host) {
     const content = document.getElementById("dice-stage").content.cloneNode(true);
@@ -107,7 +108,7 @@ export class DiceStage {
   begin({ link = null, autoplay = true } = {}) {
     return this.guard(async () => {
       this.controls.begin(link);
-      Object.assign(this, { modified: false, undoStack: [] });
+      Object.assign(this, { modified: false, undoStack: [], odds: null });
       this.host.onPicture(this.controls.source);
       await this.draw(0);
       if (autoplay && !reducedMotion.matches) await this.play();
@@ -131,6 +132,7 @@ export class DiceStage {
     const onWait = (text) => { this.waited = true; host.onStatus(text); };
     this.odds = await drawWithOdds(model, source, player.picture, from, signal, onWait);
     host.onStatus("");
+    host.onDrawn?.();
     player.load(this.odds.picture);
     player.seek(from);
     this.showButtons();

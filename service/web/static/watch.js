@@ -19,6 +19,7 @@ export class WatchView {
       onStatus: (text) => { this.status.clearError(); this.status.show(text); },
       onError: (error) => this.fail(error),
       onPicture: (source) => this.onPicture(source),
+      onDrawn: () => this.updateShare(),
     });
   }
 
@@ -55,7 +56,13 @@ export class WatchView {
     this.failed = false;
     const fields = { model: this.model.id, ...source };
     if (source) this.page.setLink("watch", fields, { push: true });
-    this.share.setLink(source && { view: "watch", fields }, false);
+    this.link = source && { view: "watch", fields };
+    this.updateShare();
+  }
+
+  /** Offer the link once the server has drawn the picture. */
+  updateShare() {
+    this.share.setLink(this.stage.pictures().length ? this.link : null, false);
   }
 
   fail(error) {
