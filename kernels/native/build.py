@@ -11,13 +11,12 @@ and flags is part of every file name, so a build of other sources is never loade
 
 Environment variables: ``CXX`` is the compiler command, ``SCANLINE_CACHE`` the folder of builds
 (default ``~/.cache/scanline``), ``SCANLINE_CXXFLAGS`` adds compiler flags (such as
-``-fsanitize=address``), ``SCANLINE_ISA`` is the ISA to use instead of the CPU's best.
+``-fsanitize=address``), ``SCANLINE_ISA`` is the ISA to use instead of the CPU's best,
+``SCANLINE_COMPILE_TIMEOUT`` the most seconds that a compilation may take (default 300).
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import ctypes
 import hashlib
 import logging
@@ -43,7 +42,7 @@ FLAGS = (
     "-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread",
     "-fvisibility=hidden",
 )  # fmt: skip
-COMPILE_TIMEOUT = 300  # seconds
+COMPILE_TIMEOUT = 300  # seconds, unless SCANLINE_COMPILE_TIMEOUT is set
 # Matches what g++ and clang++ print if one of their subprocesses was killed. Their exit status does
 # not tell this from a compile error.
 _KILLED = re.compile(
@@ -100,30 +99,35 @@ def _cache() -> Path:
         raise NativeBuildError(str(error)) from error
 
 
+def _compile_timeout() -> int:
+    """Return ``SCANLINE_COMPILE_TIMEOUT``; raise ``NativeBuildError`` unless it is a number."""
+    value = os.environ.get("SCANLINE_COMPILE_TIMEOUT") or str(COMPILE_TIMEOUT)
+    if not value.isdecimal():
+        raise NativeBuildError(
+            f"SCANLINE_COMPILE_TIMEOUT must be a whole number of seconds, not {value!r}"
+        )
+    return int(value)
+
+
 def _run(
     command: Sequence[str], timeout: float | None, env: dict[str, str]
 ) -> tuple[int, str, str]:
-    """Run a command and return its status and output. If this fails, end all that it started."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
-        process_group=0,
-    )  # fmt: skip
+    """Run a command and return its status and output. Then end all processes that it started.
 
-    def kill() -> None:  # a driver does not end the compiler that it runs
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    atexit.register(kill)  # Ctrl-C does not reach another process group
-    try:
-        stdout, stderr = process.communicate(timeout=timeout)
-    except BaseException:
-        kill()
-        process.communicate()
-        raise
-    finally:
-        atexit.unregister(kill)
-    if process.returncode < 0:
-        kill()
+    A driver does not end the compiler that it runs. Therefore they are in a process group with a
+    shell that kills the group once its input ends, which also happens if this process is killed.
+    """
+    guard = ["/bin/sh", "-c", "read -r _; kill -KILL 0"]
+    with (
+        subprocess.Popen(guard, stdin=subprocess.PIPE, process_group=0) as leader,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+            process_group=leader.pid,
+        ) as process,
+    ):  # fmt: skip
+        assert leader.stdin is not None
+        with leader.stdin:
+            stdout, stderr = process.communicate(timeout=timeout)
     return process.returncode, stdout, stderr
 
 
@@ -140,8 +144,8 @@ def run_compiler(
         raise NativeBuildError(f"{command[0]} cannot be run ({error}): {INSTALL}") from error
     except subprocess.TimeoutExpired as error:
         raise InterruptedBuildError(
-            f"{shlex.join(command)} took longer than {timeout} s and was stopped: try "
-            "again when the machine is less busy"
+            f"{shlex.join(command)} took longer than {timeout} s and was stopped: set "
+            "SCANLINE_COMPILE_TIMEOUT to more seconds if this machine is slow or busy"
         ) from error
     if returncode < 0:
         name = signal.strsignal(-returncode) or "unknown"
@@ -303,7 +307,7 @@ def compile_library(
         if to_load and _NOEXEC and os.statvfs(built.parent).f_flag & _NOEXEC:
             raise OSError("it is mounted noexec")
         command = [*compiler, *_flags(isa), *options, str(source), "-o", str(built)]
-        run_compiler(command, built.parent, COMPILE_TIMEOUT if to_load else None)
+        run_compiler(command, built.parent, _compile_timeout() if to_load else None)
         built.chmod(0o755)
 
 
