@@ -8,7 +8,7 @@ alone or in a batch: the arithmetic of a row never depends on the other rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -301,14 +301,14 @@ _SIZE_FIELDS = {
 }  # fmt: skip
 
 
-# Values of each option that the compiled backends (native and triton) support.
+# Values of each option that both compiled backends (native and triton) support. A backend adds
+# those that it supports alone to its own ``OPTIONS``.
 COMPILED_OPTIONS = {
     "input": ("previous", "neighbourhood"),
     "encoding": ("table", "linear"),
     "order": ("subpixel", "pixel"),
     "head": ("logistic_mixture", "categorical"),
     "attention": ("linear",),
-    "feature_map": ("elu",),
     "short_conv": ("none", "2x3"),
     "norm": ("pre", "post"),
     "activation": ("gelu", "relu"),
@@ -317,15 +317,15 @@ COMPILED_OPTIONS = {
 }
 
 
-def unsupported_option(config: ModelConfig) -> str | None:
-    """Return the first option that the compiled backends do not support, or None.
+def unsupported_option(config: ModelConfig, options: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Return the first option of a config that is not among a backend's ``options``, or None.
 
-    An option that ``COMPILED_OPTIONS`` does not list must have its default. So a new option is
-    refused until the backends implement it, never ignored.
+    An option that is not listed must have its default. So a new option is refused until a backend
+    implements it, never ignored.
     """
     for field in fields(config):
         value = getattr(config, field.name)
-        values = COMPILED_OPTIONS.get(field.name, (field.default,))
+        values = options.get(field.name, (field.default,))
         if field.name not in _SIZE_FIELDS and value not in values:
             return f"{field.name} {value!r} (supported: {', '.join(map(str, values))})"
     return None

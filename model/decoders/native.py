@@ -14,6 +14,7 @@ from scanline.kernels.native.build import NativeBuildError
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import (
+    COMPILED_OPTIONS,
     BackendError,
     Decoder,
     Slots,
@@ -25,6 +26,8 @@ from scanline.model.network import LinearTransformer
 # Version of the arithmetic of every precision except bf16. A change that may change a drawn byte or
 # a bit raises it.
 ARITHMETIC = 1
+# Values of each option that this backend supports.
+OPTIONS = COMPILED_OPTIONS | {"feature_map": ("elu",)}
 
 
 def _numpy(tensor: Tensor) -> NDArray[np.float32]:
@@ -121,7 +124,7 @@ class NativeDecoder(Decoder):
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
         """Return the first option that the C++ does not support, or None."""
-        return unsupported_option(config)
+        return unsupported_option(config, OPTIONS)
 
     @property
     def isa(self) -> str:

@@ -32,6 +32,7 @@ from scanline.kernels.cuda.launch import StepRunner
 from scanline.kernels.cuda.prefill import Prefill, allocate_prefill, supports_prefill
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import (
+    COMPILED_OPTIONS,
     BackendError,
     Decoder,
     InputBatch,
@@ -46,6 +47,8 @@ from scanline.model.network import LinearTransformer
 
 log = logging.getLogger("scanline.decoder")
 
+# Values of each option that this backend supports.
+OPTIONS = COMPILED_OPTIONS | {"feature_map": ("elu",)}
 # With one image, a prefill takes the host about as long as single steps over this number of pixels
 # take the device. With many images a prefill is always faster, because it moves no states.
 MIN_PREFILL = 64
@@ -203,7 +206,7 @@ class TritonDecoder(Decoder):
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
         """Return the first option of the config that the kernels do not support."""
-        return unsupported_option(config)
+        return unsupported_option(config, OPTIONS)
 
     def _plan_rows(self, slots: int) -> list[int]:
         """Return the smallest number of rows of each plan of a step."""

@@ -6,27 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from scanline.kernels.attention.features import (
-    DIRECTED_MAPS,
-    FEATURE_MAPS,
-    random_directions,
-)
+from scanline.kernels.attention.features import DIRECTED_MAPS, FEATURE_MAPS
 from scanline.model.api import draw
 from scanline.model.checkpoint import load_checkpoint, save_checkpoint
 from scanline.model.decoders.base import BackendError
 from scanline.model.decoders.factory import create_decoder
-from scanline.model.decoders.native import NativeDecoder
+from scanline.model.decoders.native import OPTIONS, NativeDecoder
 from tests.conftest import random_canvas, random_network, tiny_config
 
 other_maps = pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if name != "elu"])
-
-
-def qkv(T: int, K: int = 5, V: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return random q, k, v and directions."""
-    q, k = torch.randn(2, 2, T, 3, K, dtype=torch.float64)
-    return q, k, torch.randn(2, T, 3, V, dtype=torch.float64), random_directions(K).double()
 
 
 @other_maps
@@ -44,19 +33,23 @@ def test_checkpoint_round_trip(name: str, tmp_path: Path) -> None:
     assert torch.equal(other(canvas), network(canvas)) == (name not in DIRECTED_MAPS)
 
 
-@other_maps
+@pytest.mark.parametrize("name", sorted({*FEATURE_MAPS} - {*OPTIONS["feature_map"]}))
 def test_native_backend_names_an_unsupported_map(name: str) -> None:
     network = random_network(tiny_config(feature_map=name), dtype=torch.float32)
-    assert NativeDecoder.unsupported(network.config) == f"feature_map {name!r} (supported: elu)"
+    supported = f"(supported: {', '.join(OPTIONS['feature_map'])})"
+    assert NativeDecoder.unsupported(network.config) == f"feature_map {name!r} {supported}"
     with pytest.raises(BackendError, match=rf"native.*feature_map {name!r}"):
         create_decoder(network, 1, "native")
     assert create_decoder(network, 1, "auto").backend == "reference"
 
 
-@other_maps
-def test_triton_backend_names_an_unsupported_map(name: str) -> None:
+def test_triton_backend_names_unsupported_maps() -> None:
     pytest.importorskip("triton")
+    from scanline.model.decoders.triton import OPTIONS as TRITON_OPTIONS
     from scanline.model.decoders.triton import TritonDecoder
 
-    reason = TritonDecoder.unsupported(tiny_config(feature_map=name))
-    assert reason == f"feature_map {name!r} (supported: elu)"
+    supported = TRITON_OPTIONS["feature_map"]
+    for name in FEATURE_MAPS:
+        reason = TritonDecoder.unsupported(tiny_config(feature_map=name))
+        refusal = f"feature_map {name!r} (supported: {', '.join(supported)})"
+        assert reason == (None if name in supported else refusal)
