@@ -85,14 +85,14 @@ def test_train_resumes_and_its_result_can_be_sampled_and_evaluated(
 @pytest.mark.parametrize(
     ("options", "fields"),
     [
-        (["--attention", "softmax"], {"attention": "softmax"}),
-        (["--feature-map", "fourier"], {"feature_map": "fourier"}),
-        (
+        pytest.param(["--attention", "softmax"], {"attention": "softmax"}, id="softmax"),
+        pytest.param(["--feature-map", "fourier"], {"feature_map": "fourier"}, id="fourier"),
+        pytest.param(
             ["--attention", "lsh-8", "--lsh-chunk", 7, "--lsh-combine", "mean"],
             {"attention": "lsh-8", "lsh_chunk": 7, "lsh_combine": "mean"},
+            id="lsh",
         ),
     ],
-    ids=["softmax", "fourier", "lsh"],
 )
 def test_train_accepts_each_kind_of_attention_and_draws_with_it(
     photographs: Path, options: list[object], fields: dict[str, object]
