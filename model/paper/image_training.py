@@ -20,7 +20,7 @@ from scanline.model.training.config import TrainingConfig
 from scanline.model.training.train_state import TrainState
 
 KINDS = ("linear", "softmax", "lsh-1", "lsh-4")  # the paper's
-FEATURE_MAPS = ("inhomogeneous", "fourier")  # linear attention with other feature maps
+MEASURED_MAPS = ("inhomogeneous", "fourier")  # linear attention with other feature maps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class ImageTableSettings:
     def network(self, kind: str) -> ModelConfig:
         """Return the network of a kind of attention."""
         changed: Row = {"attention": "linear", "feature_map": kind}
-        if kind not in FEATURE_MAPS:
+        if kind not in MEASURED_MAPS:
             changed = attention_config(kind, lsh_chunk=self.lsh_chunk)
         if self.neighbours:
             changed |= {"input": "neighbourhood", "encoding": "linear"}
