@@ -5,7 +5,7 @@
 
 extern "C" {
 
-// Sizes and options of a decoder. kernels/native/abi.py mirrors these structs field by field.
+// Sizes and options of a decoder. kernels/native/abi.py reads the names of all structs' fields.
 struct Config {
     int32_t height, width, channels, step_channels;
     int32_t neighbourhood, sinusoidal, categorical, pre_norm, gelu;

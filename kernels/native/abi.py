@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -11,8 +12,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from scanline.kernels.native.build import NativeBuildError, load_build
+from scanline.kernels.native.build import FOLDER, NativeBuildError, load_build
 
+_HEADER = (FOLDER / "abi.h").read_text()
 _BAD_SLOTS = 1
 # Number formats of matrix products, in the order of ``Format`` in formats.h.
 Precision = Literal["float32", "bf16", "int16", "int8", "int10"]
@@ -20,8 +22,11 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 MEASUREMENT_ERROR = "this machine cannot be measured: not enough memory or threads"
 
 
-def _fields(names: str, kind: type[ctypes.c_int32 | ctypes.c_void_p]) -> list[tuple[str, type]]:
-    return [(name, kind) for name in names.split()]
+def _fields(struct: str) -> list[tuple[str, type]]:
+    """Return the fields of a struct in abi.h, which are all pointers or all 32-bit integers."""
+    body = re.sub("//.*", "", _HEADER).split(f"struct {struct} {{")[1].split("};")[0]
+    kind = ctypes.c_void_p if "*" in body else ctypes.c_int32
+    return [(name, kind) for name in re.findall(r"(\w+)[,;]", body)]
 
 
 class _Struct(ctypes.Structure):
@@ -39,45 +44,25 @@ class _Struct(ctypes.Structure):
 class Config(_Struct):
     """Sizes and options, ``Config`` in abi.h."""
 
-    _fields_ = _fields(
-        "height width channels step_channels neighbourhood sinusoidal categorical pre_norm gelu "
-        "start_given first_value classes short_conv n_layers n_heads d_model d_ff head_outputs "
-        "step_draws max_slots precision threads team speculate",
-        ctypes.c_int32,
-    )
+    _fields_ = _fields("Config")
 
 
 class LayerWeights(_Struct):
     """A layer's tensors, ``LayerWeights`` in abi.h."""
 
-    _fields_ = _fields(
-        "query_weight query_bias key_weight key_bias value_weight value_bias out_weight out_bias "
-        "linear1_weight linear1_bias linear2_weight linear2_bias "
-        "norm1_weight norm1_bias norm2_weight norm2_bias conv1_weight conv2_weight",
-        ctypes.c_void_p,
-    )
+    _fields_ = _fields("LayerWeights")
 
 
 class Weights(_Struct):
     """The network's tensors, null if absent; ``Weights`` in abi.h."""
 
-    _fields_ = [
-        *_fields(
-            "value_embedding start tables linear_weight linear_bias code row column label "
-            "norm_weight norm_bias head_weight head_bias",
-            ctypes.c_void_p,
-        ),
-        ("layers", ctypes.POINTER(LayerWeights)),
-    ]
+    _fields_ = _fields("Weights")
 
 
 class Arrays(_Struct):
     """The decoder's arrays, ``Arrays`` in abi.h."""
 
-    _fields_ = _fields(
-        "canvas bits positions known seed particle temperature label top_p guidance twin",
-        ctypes.c_void_p,
-    )
+    _fields_ = _fields("Arrays")
 
 
 def load_library(isa: str | None = None) -> ctypes.CDLL:
@@ -220,7 +205,9 @@ class NativeNetwork:
         packed = (LayerWeights * len(layers))(
             *(LayerWeights(**{name: _address(t) for name, t in layer.items()}) for layer in layers)
         )
-        tensors = Weights(**{name: _address(t) for name, t in weights.items()}, layers=packed)
+        tensors = Weights(
+            **{name: _address(t) for name, t in weights.items()}, layers=ctypes.addressof(packed)
+        )
         config = Config(**sizes)
         addresses = Arrays(**{name: _address(array) for name, array in arrays.items()})
         reason = ctypes.create_string_buffer(200)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from scanline.model.decoders import memory as decoder_memory
 from scanline.model.decoders.base import BackendError
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.decoders.native import NativeDecoder
-from tests.conftest import ROOT, tiny_config
+from tests.conftest import tiny_config
 from tests.kernels.native.fixtures import TINY
 from tests.model.decoders.fixtures import blank, every_kind, network_for
 
@@ -120,14 +119,12 @@ def test_unknown_struct_fields_raise() -> None:
     assert (abi.Config(height=3).height, abi.Config(height=3).width) == (3, 0)
 
 
-@pytest.mark.parametrize("kind", [abi.Config, abi.LayerWeights, abi.Weights, abi.Arrays])
-def test_structs_match_the_header(kind: type[ctypes.Structure]) -> None:
-    """An additional field would shift all fields after it."""
-    header = (ROOT / "kernels" / "native" / "abi.h").read_text()
-    found = re.search(rf"^struct {kind.__name__} {{\n(.*?)^}};", header, re.DOTALL | re.MULTILINE)
-    assert found is not None
-    names = re.findall(r"(\w+)[,;]", re.sub("//.*", "", found[1]))
-    assert names == [name for name, *_ in kind._fields_]
+def test_struct_fields_are_read_from_the_header() -> None:
+    """Some of them, by their positions: integers follow each other, as do pointers."""
+    assert (abi.Config.height.offset, abi.Config.gelu.offset) == (0, 8 * 4)
+    assert ctypes.sizeof(abi.Config) == (abi.Config.speculate.offset + 4)
+    assert (abi.LayerWeights.conv2_weight.offset, abi.Weights.layers.offset) == (17 * 8, 13 * 8)
+    assert (abi.Arrays.canvas.offset, abi.Arrays.bits.offset) == (0, 8)
 
 
 def test_isa_that_the_cpu_lacks_raises(monkeypatch: pytest.MonkeyPatch) -> None:
