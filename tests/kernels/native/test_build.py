@@ -212,82 +212,6 @@ def test_no_compiler_warnings(
     assert done.returncode == 0
 
 
-DECODER_SCRIPT = """
-import itertools
-import numpy as np
-from scanline.kernels.native.cpu import cpu_isas
-from tests.model.decoders.fixtures import KINDS, masked, network_for
-from tests.kernels.native.test_value_predictor import repetitive
-from tests.kernels.native.fixtures import ODD_SIZES
-from scanline.model.decoders.native import NativeDecoder
-for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
-    inputs = masked(config, 5)
-    for precision in ("float32", "bf16", "int16", "int8", "int10"):
-        decoder = NativeDecoder(network_for(config), 7, 2, precision=precision)
-        decoder.begin([6, 0, 3, 2, 1], inputs)
-        decoder.step([0], 2)
-        decoder.step([6, 0, -1, 3, 2, 1], config.pixels)
-        assert (decoder.positions[[6, 0, 3, 2, 1]] == config.pixels).all()
-    narrow = {"avx2", "portable"} & set(cpu_isas())  # shorter vectors have other tails
-    for isa, precision in itertools.product(narrow, ("float32", "int8")):
-        decoder = NativeDecoder(network_for(config), 7, 2, precision=precision, isa=isa)
-        decoder.begin([6, 0, 3, 2, 1], inputs)
-        decoder.step([6, 0, 3, 2, 1], config.pixels)
-grey = KINDS["grey"]
-inputs, images = masked(grey, 61), np.arange(61, dtype=np.int32)
-inputs.guidance[:], inputs.twin[:], inputs.label[:] = 1.7, images + 61, 1
-decoder = NativeDecoder(network_for(grey), 122, 2, team=1)  # parts whose borders are inside pairs
-decoder.begin(images, inputs)
-decoder.step(images, grey.pixels)
-assert (decoder.positions == grey.pixels).all()
-for config in KINDS.values():
-    network, inputs = repetitive(config)
-    decoder = NativeDecoder(network, 2, 2)
-    decoder.begin([0, 1], inputs.select([0, 1]))
-    decoder.step([0, 1], 9)
-    decoder.step([1], network.config.pixels)
-print("clean")
-"""
-TRAINING_SCRIPT = """
-import itertools, torch
-from scanline.kernels.ops.embedding import embedding_sum
-from scanline.kernels.native.training import library
-from scanline.kernels.native.training.attention import attention
-from scanline.kernels.native.training.nll import categorical_nll, mixture_nll
-from scanline.kernels.native.training.linear import weight_gradient
-from scanline.kernels.ops.linear import LinearOutput, linear_gelu
-from scanline.kernels.ops.residual import residual
-
-def wants(*shape, dtype=torch.float32):
-    return torch.randn(shape, dtype=dtype, requires_grad=True)
-
-for threads, dtype in itertools.product((1, 3), (torch.float32, torch.bfloat16)):
-    chosen = library.TrainingLibrary(threads)
-    library.get_library = lambda: chosen
-    L = chosen.lanes
-    for rows, outputs, inputs in [(1, 1, 1), (2, 7, 5), (513, 20, 100), (3, 66, 131), (255, 6, 33)]:
-        weight_gradient(torch.randn(rows, outputs).to(dtype), torch.randn(rows, inputs).to(dtype))
-    for positions, vectors in [(1, 1), (2, 2), (17, 4), (5, 8)]:
-        heads = wants(2, positions, 3, 3, vectors * L, dtype=dtype)
-        attention(heads, wants(3, 3, vectors * L)).float().sum().backward()
-    bf16 = dtype == torch.bfloat16
-    for positions, convolved in itertools.product((1, 9, 10, 40), (True, False)):
-        D, taps = 3 * L, wants(5, 3 * L) if convolved else None
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            added = LinearOutput(wants(2, positions, D), torch.randn(D))
-            x, y = residual(wants(2, positions, D), added, (wants(D), wants(D)), taps, 9)
-            z = linear_gelu(y, wants(2 * L, D), wants(2 * L))
-        (x.sum() + z.float().sum()).backward()
-    embedding_sum(wants(5, L), torch.randint(0, 5, (7, 3))).sum().backward()
-    for channels, size in ((1, 30), (3, 100)):
-        values = torch.randint(0, 256, (65, channels), dtype=torch.uint8)
-        mixture_nll(torch.randn(65, size), values)
-    values = torch.randint(0, 256, (65,), dtype=torch.uint8)
-    categorical_nll(wants(65, 256), values).sum().backward()
-print("clean")
-"""
-
-
 SANITIZE = (
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
     # The fastest build: -O1 takes twice as long, and inlined checks 25% longer.
@@ -299,12 +223,14 @@ SANITIZE = (
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the build alone takes a minute or two
 @pytest.mark.parametrize(
-    ("source", "script"),
-    [(native_build.DECODER, DECODER_SCRIPT), (native_build.TRAINING, TRAINING_SCRIPT)],
-    ids=["decoder", "training"],
+    ("source", "program"),
+    [
+        pytest.param(native_build.DECODER, "sanitized_decoder", id="decoder"),
+        pytest.param(native_build.TRAINING, "sanitized_training", id="training"),
+    ],
 )
 def test_sanitizers(
-    source: Path, script: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, program: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtimes = []
     for name in ("libasan.so", "libubsan.so", "libstdc++.so.6"):
@@ -327,7 +253,7 @@ def test_sanitizers(
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
     }
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-m", f"tests.kernels.native.{program}"],
         env=environment, cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout == "clean\n", done.stderr[-3000:]
