@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from scanline.kernels.native.abi import PRECISIONS, Precision
 from scanline.kernels.native.build import FLAGS, find_compiler
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.native import ARITHMETIC, NativeDecoder
+from tests.kernels.native import golden
 from tests.kernels.native.fixtures import EMULATED, TINY, use_emulation
 from tests.kernels.native.golden import (
     NAMES,
@@ -51,6 +53,26 @@ def test_the_variant_names_the_isa_only_if_the_bytes_depend_on_it() -> None:
     exact, rounded = (NativeDecoder(TINY, 1, 1, precision=one) for one in ("int16", "bf16"))
     assert exact.variant == f"native arithmetic-{ARITHMETIC} int16"
     assert rounded.variant == f"native {rounded.isa} bf16"
+
+
+def test_new_golden_pictures_leave_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = golden.FILE.read_text()
+    (file := tmp_path / "golden.json").write_text(text)
+    monkeypatch.setattr(golden, "FILE", file)
+    assert list(golden.write_golden()) == []
+    assert file.read_text() == text
+    loaded = json.loads(text)
+    cases = loaded["hashes"][TINY_NAMES[0]]["int8"]
+    del cases["hot"]
+    file.write_text(json.dumps(loaded))
+    assert [line.partition(":")[0] for line in golden.write_golden()] == [f"{TINY_NAMES[0]}, int8"]
+    assert json.loads(file.read_text()) == json.loads(text)
+    cases["plain"] = "another"
+    file.write_text(json.dumps(loaded))
+    with pytest.raises(ValueError, match=r"int8: \['plain'\] changed; raise ARITHMETIC"):
+        list(golden.write_golden())
 
 
 @pytest.mark.parametrize("precision", GOLDEN_PRECISIONS)
