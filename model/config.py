@@ -1,4 +1,7 @@
-"""Network configuration: frozen, validated, and stored in every checkpoint."""
+"""Network configuration: frozen, validated, and stored in every checkpoint.
+
+Imports no torch, so that the command line starts fast (``tests/model/test_api.py``).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
-from scanline.kernels.constants import MIXTURES
+from scanline.kernels.constants import MIXTURES, FeatureMap
 
 VALUES = 256  # intensities per channel
 NO_LABEL = -1
@@ -76,7 +79,7 @@ class ModelConfig:
     order: Literal["subpixel", "pixel"] = "pixel"
     head: Literal["logistic_mixture", "categorical"] = "categorical"
     attention: Literal["linear", "softmax", "lsh-1", "lsh-4", "lsh-8"] = "linear"
-    feature_map: Literal["elu", "relu", "polynomial", "inhomogeneous", "random", "fourier"] = "elu"
+    feature_map: FeatureMap = "elu"
     lsh_chunk: int = 32
     lsh_combine: Literal["union", "mean"] = "union"
     short_conv: Literal["none", "2x3"] = "none"

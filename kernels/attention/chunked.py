@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanline.kernels.attention.naive import CHUNK, EPS, AttentionState
+from scanline.kernels.attention.naive import CHUNK, AttentionState
+from scanline.kernels.constants import ATTENTION_EPS
 from scanline.kernels.double_backward import refuse_double_backward
 
 
@@ -61,7 +62,7 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         sums = (qc @ kc.transpose(-1, -2)).tril_() @ vc
         sums += qc @ before
         sums = _unchunks(sums, q.shape[1])
-        denominator = sums[..., -1:] + EPS
+        denominator = sums[..., -1:] + ATTENTION_EPS
         o = sums[..., :-1] / denominator
         ctx.save_for_backward(q, k, v, o, denominator)
         ctx.mark_non_differentiable(final)
@@ -96,7 +97,7 @@ def _full_linear_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
     """Compute attention of every query to all positions (eq. 6)."""
     kv = torch.einsum("bthk,bthv->bhkv", k, F.pad(v, (0, 1), value=1.0))
     sums = torch.einsum("bthk,bhkv->bthv", q, kv)
-    return sums[..., :-1] / (sums[..., -1:] + EPS), kv
+    return sums[..., :-1] / (sums[..., -1:] + ATTENTION_EPS), kv
 
 
 def torch_linear_attention(

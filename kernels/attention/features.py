@@ -8,15 +8,14 @@ of two feature vectors is never negative, so attention weights are not either. T
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-FeatureMap = Literal["elu", "relu", "polynomial", "inhomogeneous", "random", "fourier"]
-FEATURE_MAPS: tuple[str, ...] = get_args(FeatureMap)
-DIRECTED_MAPS = ("random", "fourier")  # feature maps with random directions
+from scanline.kernels.constants import FEATURE_MAPS, FeatureMap
 
 RELU_FLOOR = 1e-3  # keeps the denominator from being 0 if all ReLUs of a query are
 RANDOM_FEATURES = 4  # number of random features per input feature
@@ -96,15 +95,28 @@ def random_directions(K: int) -> Tensor:
     return directions
 
 
+class _Map(NamedTuple):
+    """A feature map, its number of features F of K, and whether it has random directions."""
+
+    function: Callable[..., Tensor]
+    count: Callable[[int], int]
+    directed: bool = False
+
+
+_MAPS: dict[str, _Map] = {
+    "elu": _Map(elu_feature_map, lambda K: K),
+    "relu": _Map(relu_feature_map, lambda K: K),
+    "polynomial": _Map(polynomial_feature_map, lambda K: K * (K + 1) // 2),
+    "inhomogeneous": _Map(inhomogeneous_feature_map, lambda K: (K + 1) * (K + 2) // 2),
+    "random": _Map(random_feature_map, lambda K: RANDOM_FEATURES * K, directed=True),
+    "fourier": _Map(fourier_feature_map, lambda K: 2 * RANDOM_FEATURES * K, directed=True),
+}
+DIRECTED_MAPS = tuple(name for name, each in _MAPS.items() if each.directed)
+
+
 def feature_count(feature_map: FeatureMap, K: int) -> int:
     """Return the number of features that a map makes of K."""
-    counts = {
-        "polynomial": K * (K + 1) // 2,
-        "inhomogeneous": (K + 1) * (K + 2) // 2,
-        "random": RANDOM_FEATURES * K,
-        "fourier": 2 * RANDOM_FEATURES * K,
-    }
-    return counts.get(feature_map, K)
+    return _MAPS[feature_map].count(K)
 
 
 def features(x: Tensor, feature_map: str | None, directions: Tensor | None = None) -> Tensor:
@@ -120,18 +132,12 @@ def features(x: Tensor, feature_map: str | None, directions: Tensor | None = Non
     """
     if feature_map is None:
         return x
-    if feature_map == "elu":
-        return elu_feature_map(x)
-    if feature_map == "relu":
-        return relu_feature_map(x)
-    if feature_map == "polynomial":
-        return polynomial_feature_map(x)
-    if feature_map == "inhomogeneous":
-        return inhomogeneous_feature_map(x)
-    if feature_map not in DIRECTED_MAPS:
+    if feature_map not in _MAPS:
         known = ", ".join(FEATURE_MAPS)
         raise ValueError(f"feature map must be one of {known}, or None, not {feature_map!r}")
+    function, _, directed = _MAPS[feature_map]
+    if not directed:
+        return function(x)
     if directions is None:
         raise ValueError(f"feature map {feature_map!r} needs directions")
-    directed = random_feature_map if feature_map == "random" else fourier_feature_map
-    return directed(x, directions)
+    return function(x, directions)

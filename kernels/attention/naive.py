@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scanline.kernels.attention.features import FeatureMap, features
+from scanline.kernels.attention.features import features
+from scanline.kernels.constants import ATTENTION_EPS, FeatureMap
 
-EPS = 1e-6
 CHUNK = 32
 
 
@@ -49,7 +49,7 @@ def linear_attention_step(q: Tensor, k: Tensor, v: Tensor, state: AttentionState
     kv += k.unsqueeze(-1) * v.unsqueeze(-2)
     z += k
     numerator = torch.einsum("bhk,bhkv->bhv", q, kv)
-    denominator = (q * z).sum(-1, keepdim=True) + EPS
+    denominator = (q * z).sum(-1, keepdim=True) + ATTENTION_EPS
     return numerator / denominator
 
 
@@ -85,4 +85,4 @@ def naive_linear_attention(
     numerator = torch.einsum("bhts,bshv->bthv", scores, v)
     denominator = scores.sum(-1).transpose(1, 2)
     final = AttentionState(torch.einsum("bthk,bthv->bhkv", k, v), k.sum(1))
-    return numerator / (denominator.unsqueeze(-1) + EPS), final
+    return numerator / (denominator.unsqueeze(-1) + ATTENTION_EPS), final

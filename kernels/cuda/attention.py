@@ -20,7 +20,8 @@ import torch
 import triton
 from torch import Tensor
 
-from scanline.kernels.attention.naive import EPS, AttentionState
+from scanline.kernels.attention.naive import AttentionState
+from scanline.kernels.constants import ATTENTION_EPS
 from scanline.kernels.cuda.attention_kernels import backward_kernel, forward_kernel
 from scanline.kernels.cuda.variants import KernelVariant
 from scanline.kernels.double_backward import refuse_double_backward
@@ -54,8 +55,8 @@ def _launch_options(
     narrow, wide = packed and dtype == torch.bfloat16, max(K, V)
     constants: dict[str, object] = {
         "K": K, "V": V, "BT": 32 if narrow else 16, "BK": _padded(K), "BV": _padded(V),
-        "BW": 16 if wide <= (16 if narrow else 32) else 32, "ELU": packed, "EPS": EPS,
-        "PRECISION": "bf16" if narrow else "tf32x3",
+        "BW": 16 if wide <= (16 if narrow else 32) else 32, "FEATURE_MAP": packed,
+        "EPS": ATTENTION_EPS, "PRECISION": "bf16" if narrow else "tf32x3",
     }  # fmt: skip
     if narrow and wide <= 32:  # only two warps have work
         # With 168 registers per thread six programs fit on a multiprocessor. Some shapes would

@@ -21,17 +21,22 @@ import triton.language as tl
 
 
 @triton.jit
-def load_rows(p, stride, o_t, o_x, m, FEATURES: tl.constexpr):
-    """Load ``[BT, BX]`` as float32 and apply φ if ``FEATURES``; masked elements are 0."""
+def feature_map(b):
+    """Return φ(b) = elu(b) + 1 (eq. 7), or NaN for NaN, which ``tl.maximum`` would drop."""
+    return tl.where(b > 0, b, 0.0) + tl.exp(tl.where(b > 0, 0.0, b))
+
+
+@triton.jit
+def load_rows(p, stride, o_t, o_x, m, FEATURE_MAP: tl.constexpr):
+    """Load ``[BT, BX]`` as float32 and apply φ if ``FEATURE_MAP``; masked elements are 0."""
     b = tl.load(p + o_t[:, None] * stride + o_x[None, :], mask=m, other=0.0).to(tl.float32)
-    if FEATURES:
-        b = tl.where(b > 0, b, 0.0) + tl.exp(tl.where(b > 0, 0.0, b))
-        b = tl.where(m, b, 0.0)
+    if FEATURE_MAP:
+        b = tl.where(m, feature_map(b), 0.0)
     return b
 
 
 @triton.jit
-def feature_derivative(p, stride, o_t, o_x, m):
+def feature_map_derivative(p, stride, o_t, o_x, m):
     """Return the derivative of φ at the elements ``[BT, BX]``."""
     b = tl.load(p + o_t[:, None] * stride + o_x[None, :], mask=m, other=0.0).to(tl.float32)
     return tl.exp(tl.where(b > 0, 0.0, b))
@@ -61,7 +66,7 @@ def forward_kernel(
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     v_stride_b, v_stride_t, v_stride_h, T, H,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr,
-    ELU: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr,
+    FEATURE_MAP: tl.constexpr, EPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute ``BW`` columns of eq. 9 and the final state of one head."""
     i_bh = tl.program_id(0).to(tl.int64)
@@ -78,8 +83,8 @@ def forward_kernel(
     for i in range(0, tl.cdiv(T, BT)):
         m_t = i * BT + o_t < T
         m_tk, m_tv = m_t[:, None] & m_k[None, :], m_t[:, None] & m_v[None, :]
-        b_q = load_rows(p_q, q_stride_t, o_t, o_k, m_tk, ELU)
-        b_k = load_rows(p_k, k_stride_t, o_t, o_k, m_tk, ELU)
+        b_q = load_rows(p_q, q_stride_t, o_t, o_k, m_tk, FEATURE_MAP)
+        b_k = load_rows(p_k, k_stride_t, o_t, o_k, m_tk, FEATURE_MAP)
         b_v = load_rows(p_v, v_stride_t, o_t, o_v, m_tv, False)
         b_d = tl.sum(b_q * b_z[None, :], 1) + EPS
         b_z += tl.sum(b_k, 0)
@@ -108,7 +113,7 @@ def forward_kernel(
 def grad_q(
     p_q, p_k, p_v, p_o, p_d, p_go, p_grad, q_stride, k_stride, v_stride, H, T, i_k,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, BW: tl.constexpr,
-    ELU: tl.constexpr, PRECISION: tl.constexpr,
+    FEATURE_MAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute eq. 13 with the gradient through the denominator, forward."""
     o_t, o_v, o_k = tl.arange(0, BT), tl.arange(0, BV), i_k * BW + tl.arange(0, BW)
@@ -120,7 +125,7 @@ def grad_q(
         b_go = load_rows(p_go, H * V, o_t, o_v, m_tv, False)
         b_o = load_rows(p_o, H * V, o_t, o_v, m_tv, False)
         b_v = load_rows(p_v, v_stride, o_t, o_v, m_tv, False)
-        b_k = load_rows(p_k, k_stride, o_t, o_k, m_tk, ELU)
+        b_k = load_rows(p_k, k_stride, o_t, o_k, m_tk, FEATURE_MAP)
         b_d = tl.load(p_d + o_t * H, mask=m_t, other=1.0)
         b_gd = tl.sum(b_go * b_o, 1)
         # Triton 3.6 cannot compile heads of 20 features if the sum starts with the product itself.
@@ -132,8 +137,8 @@ def grad_q(
         b_a = tl.where(o_t[:, None] >= o_t[None, :], b_a - b_gd[:, None], 0.0)
         b_g = dot(b_go, to_operand(b_s, PRECISION), b_g, PRECISION)
         b_g = dot(to_operand(b_a, PRECISION), b_k, b_g, PRECISION) / b_d[:, None]
-        if ELU:
-            b_g *= feature_derivative(p_q, q_stride, o_t, o_k, m_tk)
+        if FEATURE_MAP:
+            b_g *= feature_map_derivative(p_q, q_stride, o_t, o_k, m_tk)
         o_g = o_t[:, None] * (H * (2 * K + V)) + o_k[None, :]
         tl.store(p_grad + o_g, b_g.to(p_grad.dtype.element_ty), mask=m_tk)
         b_s = dot(tl.trans(b_v), b_k, b_s, PRECISION)
@@ -146,7 +151,7 @@ def grad_q(
 def grad_k(
     p_q, p_k, p_v, p_o, p_d, p_go, p_grad, q_stride, k_stride, v_stride, H, T, i_k,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr, BW: tl.constexpr,
-    ELU: tl.constexpr, PRECISION: tl.constexpr,
+    FEATURE_MAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute eq. 14 with the gradient through the denominator, in reverse."""
     o_t, o_v, o_k = tl.arange(0, BT), tl.arange(0, BV), i_k * BW + tl.arange(0, BW)
@@ -163,7 +168,7 @@ def grad_k(
         b_go = load_rows(p_go, H * V, o_t, o_v, m_tv, False)
         b_o = load_rows(p_o, H * V, o_t, o_v, m_tv, False)
         b_v = load_rows(p_v, v_stride, o_t, o_v, m_tv, False)
-        b_q = load_rows(p_q, q_stride, o_t, o_k, m_tk, ELU)
+        b_q = load_rows(p_q, q_stride, o_t, o_k, m_tk, FEATURE_MAP)
         b_d = tl.load(p_d + o_t * H, mask=m_t, other=1.0)
         b_go = b_go / b_d[:, None]
         b_gd = -tl.sum(b_go * b_o, 1)
@@ -175,8 +180,8 @@ def grad_k(
         b_a = tl.where(o_t[:, None] <= o_t[None, :], b_a + b_gd[None, :], 0.0)
         b_g = dot(b_v, to_operand(b_s, PRECISION), b_g, PRECISION)
         b_g = dot(to_operand(b_a, PRECISION), b_q, b_g, PRECISION)
-        if ELU:
-            b_g *= feature_derivative(p_k, k_stride, o_t, o_k, m_tk)
+        if FEATURE_MAP:
+            b_g *= feature_map_derivative(p_k, k_stride, o_t, o_k, m_tk)
         o_g = o_t[:, None] * (H * (2 * K + V)) + o_k[None, :]
         tl.store(p_grad + o_g, b_g.to(p_grad.dtype.element_ty), mask=m_tk)
         b_s = dot(tl.trans(b_go), b_q, b_s, PRECISION)
@@ -189,7 +194,7 @@ def grad_k(
 def grad_v(
     p_q, p_k, p_d, p_go, p_grad, q_stride, k_stride, H, T, i_v,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr,
-    ELU: tl.constexpr, PRECISION: tl.constexpr,
+    FEATURE_MAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute eq. 15, in reverse."""
     o_t, o_k, o_v = tl.arange(0, BT), tl.arange(0, BK), i_v * BW + tl.arange(0, BW)
@@ -202,8 +207,8 @@ def grad_v(
     for i in range(0, NT):
         m_t = (NT - 1 - i) * BT + o_t < T
         m_tk, m_tv = m_t[:, None] & m_k[None, :], m_t[:, None] & m_v[None, :]
-        b_q = load_rows(p_q, q_stride, o_t, o_k, m_tk, ELU)
-        b_k = load_rows(p_k, k_stride, o_t, o_k, m_tk, ELU)
+        b_q = load_rows(p_q, q_stride, o_t, o_k, m_tk, FEATURE_MAP)
+        b_k = load_rows(p_k, k_stride, o_t, o_k, m_tk, FEATURE_MAP)
         b_go = load_rows(p_go, H * V, o_t, o_v, m_tv, False)
         b_d = tl.load(p_d + o_t * H, mask=m_t, other=1.0)
         b_q, b_k = to_operand(b_q, PRECISION), to_operand(b_k, PRECISION)
@@ -225,7 +230,7 @@ def backward_kernel(
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     v_stride_b, v_stride_t, v_stride_h, T, H,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    BW: tl.constexpr, ELU: tl.constexpr, PRECISION: tl.constexpr,
+    BW: tl.constexpr, FEATURE_MAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute ``BW`` columns of one gradient of one head; the gradients run in parallel."""
     TILES_K: tl.constexpr = (K + BW - 1) // BW
@@ -242,17 +247,17 @@ def backward_kernel(
         grad_q(
             p_q, p_k, p_v, p_o, p_d, p_go, p_grad + i_h * K,
             q_stride_t, k_stride_t, v_stride_t, H, T, program,
-            K, V, BT, BV, BW, ELU, PRECISION,
+            K, V, BT, BV, BW, FEATURE_MAP, PRECISION,
         )  # fmt: skip
     elif program < 2 * TILES_K:
         grad_k(
             p_q, p_k, p_v, p_o, p_d, p_go, p_grad + (H + i_h) * K,
             q_stride_t, k_stride_t, v_stride_t, H, T, program - TILES_K,
-            K, V, BT, BV, BW, ELU, PRECISION,
+            K, V, BT, BV, BW, FEATURE_MAP, PRECISION,
         )  # fmt: skip
     else:
         grad_v(
             p_q, p_k, p_d, p_go, p_grad + 2 * H * K + i_h * V,
             q_stride_t, k_stride_t, H, T, program - 2 * TILES_K,
-            K, V, BT, BK, BW, ELU, PRECISION,
+            K, V, BT, BK, BW, FEATURE_MAP, PRECISION,
         )  # fmt: skip

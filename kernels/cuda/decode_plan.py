@@ -21,8 +21,13 @@ import torch
 import triton
 from torch import Tensor
 
-from scanline.kernels.attention.naive import EPS
-from scanline.kernels.constants import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE, MIXTURES
+from scanline.kernels.constants import (
+    ATTENTION_EPS,
+    MIN_LOG_PROB,
+    MIN_LOG_SCALE,
+    MIN_WARM_LOG_SCALE,
+    MIXTURES,
+)
 from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
 from scanline.kernels.cuda.decode_config import COMPILED, LEVELS, DecodeConfig
 from scanline.kernels.cuda.launch import TYPES, Launch
@@ -135,7 +140,7 @@ class PlanBuilder:
         """Add the first half of a layer up to the heads' outputs."""
         if self.config.pre_norm:
             self.norm = f"{layer}.norm1"
-        self._project(layer, 1, "qkv", "qkv", features=2 * self.config.d_model)
+        self._project(layer, 1, "qkv", "qkv", FEATURES=2 * self.config.d_model)
         self.attention(layer)
 
     def attention(self, layer: int) -> None:
@@ -153,7 +158,7 @@ class PlanBuilder:
             },
             self.steps | {
                 "H": config.heads, "K": config.head_size, "WRITE_INTERVAL": config.write_interval,
-                "EPS": EPS, "BK": padded, "BV": tile, "UNROLLED": UNROLLED,
+                "EPS": ATTENTION_EPS, "BK": padded, "BV": tile, "UNROLLED": UNROLLED,
             },
             programs_per_row=config.heads, num_warps=warps,
         ))  # fmt: skip
@@ -163,7 +168,7 @@ class PlanBuilder:
         config = self.config
         self._add_product(f"{layer}.out", "o")
         self.norm = f"{layer}.norm2" if config.pre_norm else f"{layer}.norm1"
-        self._project(layer, 2, "linear1", "hidden", activation="gelu" if config.gelu else "relu")
+        self._project(layer, 2, "linear1", "hidden", ACTIVATION="gelu" if config.gelu else "relu")
         self._add_product(f"{layer}.linear2", "hidden")
         if not config.pre_norm:
             self.norm = f"{layer}.norm2"
@@ -212,16 +217,13 @@ class PlanBuilder:
             return {"BM": BM, "BN": BN_PROJECT, "BK": BK}
         return {"BM": BM, "BN": 64, "BK": 32 if self.norm is None else 16}
 
-    def _project(
-        self, layer: int, half: int, name: str, to: str, activation: str = "none",
-        features: int = 0,
-    ) -> None:  # fmt: skip
+    def _project(self, layer: int, half: int, name: str, to: str, **epilogue: str | int) -> None:
         """Add a product of the normalised stream, with the short convolution if there is one."""
         x, norm = self.stream[0][0], self.norm
         if self.config.short_conv:
             self.convolve(layer, half)
             x, self.norm = self.buffers["convolved"], None
-        self._product(f"{layer}.{name}", x, to, activation, features)
+        self._product(f"{layer}.{name}", x, to, **epilogue)
         self.norm = norm
 
     def convolve(self, layer: int, half: int) -> None:
@@ -245,9 +247,8 @@ class PlanBuilder:
             columns=triton.cdiv(config.d_model, width), num_warps=1,
         ))  # fmt: skip
 
-    def _product(
-        self, name: str, x: Tensor, to: str, activation: str = "none", features: int = 0
-    ) -> None:
+    def _product(self, name: str, x: Tensor, to: str, **epilogue: str | int) -> None:
+        """Add a product. ``epilogue`` are constants of ``project_kernel`` by which f differs."""
         y, weight, tiles = self.buffers[to], self.weights[f"{name}.weight"], self._tiles(name)
         options = _launch_options(weight)
         wide = min(self.config.d_model, weight.shape[0]) >= BN_MANY
@@ -263,7 +264,7 @@ class PlanBuilder:
             },
             tiles | {
                 "IN": self.config.d_model, "OUT": weight.shape[0], "NORM": self.norm is not None,
-                "ACTIVATION": activation, "FEATURES": features, "EPS": NORM_EPS,
+                "ACTIVATION": "none", "FEATURES": 0, **epilogue, "EPS": NORM_EPS,
                 "BN_STATISTICS": BN_RESIDUAL,
             },
             rows=BM, columns=triton.cdiv(weight.shape[0], tiles["BN"]), **options,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from scanline.kernels.cuda.attention_kernels import feature_map
 from scanline.kernels.cuda.dependent_launch import wait_for_previous_kernel
 
 NORM_EPS = 1e-5  # of layer norm
@@ -108,12 +109,6 @@ def product(
 
 
 @triton.jit
-def feature(b_y):
-    """Return φ(y) = elu(y) + 1 (eq. 7)."""
-    return tl.maximum(b_y, 0.0) + tl.exp(tl.minimum(b_y, 0.0))
-
-
-@triton.jit
 def activate(b_y, ACTIVATION: tl.constexpr):
     """Apply the activation of the feed-forward network, if any."""
     if ACTIVATION == "relu":
@@ -131,7 +126,7 @@ def project_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BN_STATISTICS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Compute y = f(norm(x) Wᵀ + b), with φ = elu + 1 (eq. 7) on the first FEATURES columns."""
+    """Compute y = f(norm(x) Wᵀ + b), with φ on the first FEATURES columns."""
     if OVERLAP:
         wait_for_previous_kernel()
     first, o_row = tl.program_id(0).to(tl.int64) * BM, tl.arange(0, BM)
@@ -148,7 +143,7 @@ def project_kernel(
     )  # fmt: skip
     b_y += tl.load(p_bias + o_col, mask=m_col, other=0.0)[None, :]
     if FEATURES > 0:
-        b_y = tl.where((o_col < FEATURES)[None, :], feature(b_y), b_y)
+        b_y = tl.where((o_col < FEATURES)[None, :], feature_map(b_y), b_y)
     b_y = activate(b_y, ACTIVATION)
     tl.store(
         p_y + o_row[:, None] * OUT + o_col[None, :],

@@ -8,7 +8,6 @@
 
 namespace scanline {
 
-constexpr float ATTENTION_EPS = 1e-6f;
 // Maximum number of steps per pass over a state. Each step needs two sums in registers and, without
 // FMA, their products too.
 #if defined(__AVX512F__)

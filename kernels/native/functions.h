@@ -88,6 +88,7 @@ inline Vec erf(Vec x) {
 inline Vec gelu(Vec x) { return 0.5f * x * (1.0f + erf(x * 0.707106781186547524f)); }
 inline Vec relu(Vec x) { return max(x, Vec{}); }
 
+constexpr float ATTENTION_EPS = 1e-6f;  // ε in the denominator of linear attention
 // φ(x) = elu(x) + 1 (eq. 7)
 inline Vec feature_map(Vec x) { return max(x, Vec{}) + exp(min(x, Vec{})); }
 

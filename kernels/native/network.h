@@ -17,6 +17,10 @@
 
 namespace scanline {
 
+// Padding of a head's queries and keys gets this bias. `feature_map` must map it to 0, so that it adds
+// nothing to the denominator. elu + 1 does, because e^x underflows.
+constexpr float PADDING_BIAS = -1e30f;
+
 class Network {
 public:
     Network(const Config& config, const Weights& weights)
@@ -175,9 +179,8 @@ private:
             const float* weights[] = {w.query_weight, w.key_weight, w.value_weight};
             const float* biases[] = {w.query_bias, w.key_bias, w.value_bias};
             for (int part = 0; part < 3; ++part) {
-                // φ of the padding must be 0, so that it adds nothing to the denominator.
                 for (int o = 0; part < 2 && o < s.qkv(); ++o)
-                    qkv.set_bias(part * s.qkv() + o, LOG_ZERO);
+                    qkv.set_bias(part * s.qkv() + o, PADDING_BIAS);
                 for (int o = 0; o < c.d_model; ++o)
                     qkv.set(part * s.qkv() + position(o), weights[part] + row(o), c.d_model,
                             biases[part][o], [](int i) { return i; });

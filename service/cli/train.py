@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from scanline.kernels.constants import FEATURE_MAPS
 from scanline.model.config import PRESETS
 from scanline.model.data.catalog import one_of
 from scanline.model.training.config import TrainingConfig
@@ -180,8 +181,7 @@ def train(
     feature_map: Annotated[
         str | None,
         typer.Option(
-            help="Feature map of linear attention: elu, relu, polynomial, inhomogeneous, random or "
-            "fourier.",
+            help=f"Feature map of linear attention: {one_of(FEATURE_MAPS)}.",
             rich_help_panel="Network",
         ),
     ] = None,

@@ -120,7 +120,7 @@ struct Attention : Matmul {
             const u32 v = i < MAX_PENDING ? state.values[i] : new_entry[K + value_index()];
             value = fma_rn(score, low(v), value);
         }
-        store_output(o + n * INPUT_STRIDE + head * K, value * reciprocal(sum + EPS));
+        store_output(o + n * INPUT_STRIDE + head * K, value * reciprocal(sum + ATTENTION_EPS));
     }
 
     // Add a key and its value to S and z.

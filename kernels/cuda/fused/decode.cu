@@ -29,7 +29,7 @@ struct FusedDecode : Weights {
                     return biases[BIAS_QKV + qkv_tile(group, tile) * 16 + m];
                 },
                 [&](int tile, int m, int n, const float (&x)[2], int) {
-                    const u32 features = pack_bf16(feature(x[0]), feature(x[1]));
+                    const u32 features = pack_bf16(feature_map(x[0]), feature_map(x[1]));
                     const u32 v = pack_bf16(x[0], x[1]);
                     const int half = tile == 4 && BLOCKS_PER_HEAD > 1 ? rank % BLOCKS_PER_HEAD * 16 : 0;
                     u32* to = (u32*)(scratch + n * QKV_STRIDE + 16 * tile + m + half);

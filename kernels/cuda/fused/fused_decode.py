@@ -12,7 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from scanline.kernels.constants import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE
+from scanline.kernels.constants import (
+    ATTENTION_EPS,
+    MIN_LOG_PROB,
+    MIN_LOG_SCALE,
+    MIN_WARM_LOG_SCALE,
+)
 from scanline.kernels.cuda.decode_config import COMPILED, DecodeConfig
 from scanline.kernels.cuda.fused.driver import (
     CompileError,
@@ -135,8 +140,9 @@ def defines(config: DecodeConfig, launch: LaunchConfig) -> dict[str, int | float
         "IMAGE_WIDTH": config.width, "RING": config.ring,
         "WRITE_INTERVAL": config.write_interval, "DRAWS": config.draws,
         "CATEGORICAL": config.categorical, "FIRST_VALUE": config.first_value,
-        "MIN_LOG_PROB": MIN_LOG_PROB, "MIN_LOG_SCALE": MIN_LOG_SCALE,
-        "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE, "CLUSTER": launch.cluster, "ROWS": launch.rows,
+        "ATTENTION_EPS": ATTENTION_EPS, "MIN_LOG_PROB": MIN_LOG_PROB,
+        "MIN_LOG_SCALE": MIN_LOG_SCALE, "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE,
+        "CLUSTER": launch.cluster, "ROWS": launch.rows,
         "WARPS": launch.warps, "HEAD_GROUPS": launch.head_groups, "FF_SLICES": launch.ff_slices,
         "STATES_PER_WARP": launch.states_per_warp, "STAGE_WEIGHTS": launch.stage_weights,
         "SPLIT_BF16": _splits_bf16(config),

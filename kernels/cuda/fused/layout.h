@@ -13,7 +13,7 @@ constexpr int FF_SLICE = FF / FF_SLICES;
 constexpr int OUTPUT_TILES = (OUTPUTS + 15) / 16;
 // Each warp has at most one head of one row and loads its state while the block computes q, k and v.
 constexpr bool PRELOAD_STATE = CLUSTER > 1 && ROWS == 8 && ROWS * GROUP_HEADS <= WARPS;
-constexpr float EPS = 1e-6f, NORM_EPS = 1e-5f;
+constexpr float NORM_EPS = 1e-5f;
 
 static_assert(D == K * HEADS && D % CHUNK == 0 && FF_SLICE % CHUNK == 0, "");
 static_assert(BLOCKS_PER_HEAD <= 2 && GROUP_HEADS > 0, "");
@@ -105,7 +105,7 @@ DEVICE float low(u32 x) { return float_of(x << 16); }
 DEVICE float high(u32 x) { return float_of(x & 0xffff0000u); }
 
 // phi = elu + 1 (eq. 7)
-DEVICE float feature(float x) { return fmaxf(x, 0.0f) + expf(fminf(x, 0.0f)); }
+DEVICE float feature_map(float x) { return fmaxf(x, 0.0f) + expf(fminf(x, 0.0f)); }
 
 DEVICE float activate(float x) {
     return GELU ? 0.5f * x * (1.0f + erff(x * 0.7071067811865476f)) : fmaxf(x, 0.0f);

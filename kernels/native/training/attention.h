@@ -14,8 +14,6 @@
 
 namespace scanline {
 
-constexpr float ATTENTION_EPS = 1e-6f;
-
 struct AttentionSizes {
     int64_t images, positions, heads, head_size;
 };

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import get_type_hints
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ from torch import Tensor
 
 from scanline.kernels.attention.features import (
     DIRECTED_MAPS,
-    FEATURE_MAPS,
-    FeatureMap,
     feature_count,
     features,
     fourier_feature_map,
@@ -23,8 +20,8 @@ from scanline.kernels.attention.features import (
     relu_feature_map,
 )
 from scanline.kernels.attention.naive import naive_linear_attention
+from scanline.kernels.constants import FEATURE_MAPS
 from scanline.kernels.ops.attention import linear_attention
-from scanline.model.config import ModelConfig
 from tests.conftest import assert_close
 
 every_map = pytest.mark.parametrize("name", FEATURE_MAPS)
@@ -163,4 +160,3 @@ def test_invalid_feature_maps_raise() -> None:
                 form(q, k, v, feature_map=name)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="q and k must both be"):
             form(q, k[:, 1:], v, feature_map="polynomial")
-    assert get_type_hints(ModelConfig)["feature_map"] == FeatureMap

@@ -130,7 +130,7 @@ def test_launches_equal_the_variants(
                 else:
                     types[name] = found + (":16" if key == "D" else "")
             name = f"attention_{self.real.__name__}/{kind}/{size}"
-            name += "/packed" if constants["ELU"] else ""
+            name += "/packed" if constants["FEATURE_MAP"] else ""
             launched[name] = KernelVariant(name, self.real, types, constants, **launch)  # type: ignore[arg-type]
 
     for kernel in {variant.kernel for variant in VARIANTS.values()}:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from scanline.kernels.attention.features import DIRECTED_MAPS, FEATURE_MAPS
+from scanline.kernels.attention.features import DIRECTED_MAPS
+from scanline.kernels.constants import FEATURE_MAPS
 from scanline.model.api import draw
 from scanline.model.checkpoint import load_checkpoint, save_checkpoint
 from scanline.model.decoders.base import BackendError
