@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from scanline.kernels.attention.chunked import torch_linear_attention
-from scanline.kernels.attention.features import FeatureMap, features
+from scanline.kernels.attention.features import features
 from scanline.kernels.attention.naive import AttentionState, check_shapes
+from scanline.kernels.constants import FeatureMap
 from scanline.kernels.cuda.available import MAX_HEAD_SIZE, triton_available
-from scanline.kernels.native.training.attention import attention, supports_attention
+from scanline.kernels.native.training.attention import (
+    FEATURE_MAP,
+    attention,
+    supports_attention,
+)
 from scanline.kernels.ops.linear import LinearOutput, linear_deferred_bias, linear_with_bias
 
 
@@ -66,13 +73,22 @@ def linear_attention(
     return torch_linear_attention(q, k, v, causal)
 
 
+def packed_implementation(
+    heads: Tensor, feature_map: FeatureMap
+) -> Literal["Triton", "C++", "PyTorch"]:
+    """Return what computes ``packed_linear_attention`` of heads ``[B, T, H, K]``."""
+    if feature_map == "elu" and uses_triton(heads, heads):
+        return "Triton"
+    return "C++" if supports_attention(heads, feature_map) else "PyTorch"
+
+
 def packed_linear_attention(
     qkv: Tensor, bias: Tensor | None, feature_map: FeatureMap, directions: Tensor | None = None
 ) -> Tensor:
     """Compute causal ``linear_attention`` of q, k and v in one tensor.
 
-    With the feature map ``elu`` it runs as Triton kernels if ``uses_triton``, otherwise in C++ if
-    ``supports_attention``.
+    ``packed_implementation`` chooses the kernels. Its PyTorch is ``linear_attention``, which may
+    still run Triton kernels after the feature map.
 
     Args:
         qkv: Queries, keys and values ``[B, T, 3, H, K]``, before the feature map.
@@ -83,14 +99,13 @@ def packed_linear_attention(
     Returns:
         ``o: [B, T, H, K]``.
     """
-    q, _, v = qkv.unbind(2)
-    on_device = feature_map == "elu" and uses_triton(q, v)
-    if feature_map == "elu" and supports_attention(qkv) and not on_device:
+    implementation = packed_implementation(qkv[:, :, 0], feature_map)
+    if implementation == "C++":
         if bias is None:
             bias = qkv.new_zeros(qkv.shape[2:])
         return attention(qkv, bias.float())
     qkv = qkv if bias is None else qkv + bias.to(qkv.dtype)
-    if on_device:
+    if implementation == "Triton":
         from scanline.kernels.cuda.attention import triton_packed_attention  # imports Triton
 
         return triton_packed_attention(qkv)
@@ -119,7 +134,7 @@ def projected_linear_attention(
     Returns:
         ``o: [B, T, H, K]``.
     """
-    if feature_map == "elu" and x.device.type == "cpu":  # attention in C++ adds the bias
+    if feature_map == FEATURE_MAP and x.device.type == "cpu":  # attention in C++ adds the bias
         product = linear_deferred_bias(x, weight, bias)
     else:
         product = LinearOutput(linear_with_bias(x, weight, bias))

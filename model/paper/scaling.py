@@ -19,8 +19,7 @@ from scanline.kernels.attention.chunked import torch_linear_attention
 from scanline.kernels.attention.features import elu_feature_map
 from scanline.kernels.attention.lsh import lsh_attention, random_rotations
 from scanline.kernels.attention.softmax import naive_softmax_attention, softmax_attention
-from scanline.kernels.native.training.attention import supports_attention
-from scanline.kernels.ops.attention import packed_linear_attention, uses_triton
+from scanline.kernels.ops.attention import packed_implementation, packed_linear_attention
 from scanline.model.decoders.memory import SHARE, free_memory
 from scanline.model.layers.lsh import BUCKETS
 from scanline.model.paper import peers
@@ -93,10 +92,8 @@ def implementation(kind: str, q: torch.Tensor) -> str:
     """Return the language of a kind's attention on these queries."""
     if kind.startswith(peers.NAME):
         return "the authors' C++" if kind.endswith("linear") else "the authors' PyTorch"
-    if kind == "linear" and uses_triton(q, q):
-        return "Triton"
-    if kind == "linear" and supports_attention(q):
-        return "C++"
+    if kind == "linear" and (kernels := packed_implementation(q, "elu")) != "PyTorch":
+        return kernels
     return "PyTorch's fused kernel" if kind == "softmax" else "plain PyTorch"
 
 

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scanline.kernels.constants import FeatureMap
 from scanline.kernels.double_backward import refuse_double_backward
 from scanline.kernels.native.training.library import require_library, supports
+
+FEATURE_MAP: FeatureMap = "elu"  # which ``attention`` applies
 
 
 class _Sizes(ctypes.Structure):
@@ -18,9 +21,9 @@ class _Sizes(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("images", "positions", "heads", "head_size")]
 
 
-def supports_attention(heads: Tensor) -> bool:
+def supports_attention(heads: Tensor, feature_map: FeatureMap) -> bool:
     """Return True if ``attention`` supports heads of this type and size, ``[..., K]``."""
-    supported = supports(heads, torch.float32, torch.bfloat16)
+    supported = feature_map == FEATURE_MAP and supports(heads, torch.float32, torch.bfloat16)
     return supported and heads.shape[-1] // require_library().lanes in (1, 2, 4, 8)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from scanline.kernels.native.training.attention import supports_attention
 from scanline.kernels.ops import attention as ops
 from scanline.model.paper import peers, scaling
 from scanline.model.paper.scaling import peak_bytes, slope
@@ -54,8 +53,8 @@ def test_batch_falls_with_the_length_and_rows_are_per_sample(
 def test_rows_name_their_implementation() -> None:
     rows = {kind: scaling.measure(kind, 16, SMALL, [], CPU) for kind in scaling.KINDS}
     assert {rows[kind]["implementation"] for kind in scaling.PLAIN} == {"plain PyTorch"}
-    q = torch.zeros(1, 16, 2, 8)
-    expected = "C++" if supports_attention(q) else "plain PyTorch"
+    kernels = ops.packed_implementation(torch.zeros(1, 16, 2, 8), "elu")
+    expected = "plain PyTorch" if kernels == "PyTorch" else kernels
     assert rows["linear"]["implementation"] == expected
     assert rows["softmax"]["implementation"] == "PyTorch's fused kernel"
 

@@ -22,7 +22,7 @@ def test_outputs_and_gradients_match_the_definition(
     given = [torch.randn(B, T, 3, H, K).to(dtype), torch.randn(3, H, K) / 8]
     exact = [x.double().requires_grad_() for x in given]
     qkv, bias = [x.requires_grad_() for x in given]
-    assert supports_attention(qkv)
+    assert supports_attention(qkv, "elu")
     o = attention(qkv, bias)
     q, k, v = (exact[0] + exact[1]).unbind(2)
     expected, _ = naive_linear_attention(q, k, v, feature_map="elu")
