@@ -240,8 +240,8 @@ class Head(nn.Module):
         if unconditional is None:
             unconditional = parameters
         # Only the rows that need it, because 256 values of ten logistics each are costly. The same
-        # rule: Head::decide in kernels/native/head.h, sample_kernel in kernels/cuda/sampling.py and
-        # RowSampler::sample in kernels/cuda/fused/row_sampling.h.
+        # rule is in Head::decide (kernels/native/head.h), sample_kernel (kernels/cuda/sampling.py)
+        # and RowSampler::sample (kernels/cuda/fused/row_sampling.h).
         shaped = (greedy | (top_p < 1) | (guidance != 1)).nonzero().squeeze(-1)
         if shaped.numel():
             values[shaped] = self._sample_shaped(

@@ -9,8 +9,13 @@ import time
 import warnings
 from typing import Any
 
-# Attributes of every record. A record's others are fields of the event (``extra``).
+# Attributes of every record. A record's others are fields of the event (``extra``), except those
+# that start with an underscore, such as Ray's.
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"}
+
+
+def _is_field(name: str) -> bool:
+    return name not in _STANDARD and not name.startswith("_")
 
 
 class JsonFormatter(logging.Formatter):
@@ -26,7 +31,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        line |= {key: value for key, value in vars(record).items() if _is_field(key)}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

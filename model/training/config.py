@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-SCHEDULE_SETTINGS = ("steps", "decay")  # what `learning_rate_factor` depends on, except `warmup`
+SCHEDULE_SETTINGS = ("steps", "decay")  # of `learning_rate_factor`, besides `warmup`
 
 
 @dataclass(frozen=True, kw_only=True)

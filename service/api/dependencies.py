@@ -54,12 +54,12 @@ def find_model(app_state: AppState, name: str | None) -> LoadedModel:
 def check_capacity(
     request: Request, app_state: AppState, loaded: LoadedModel, n: int, key: str | None = None
 ) -> None:
-    """Refuse ``n`` images early, before an upload is decoded, that would be refused later.
+    """Refuse images that their submission would refuse, before an upload is decoded.
 
     A repeated request needs no room: its idempotency ``key`` belongs to a generation that is kept.
 
     Raises:
-        ApiError: If ``n`` is too large.
+        ApiError: If their number ``n`` is too large.
         RefusedError: If the caller has reached a limit, or the queue is full.
         ClosedError: If the server is shutting down.
     """

@@ -53,7 +53,7 @@ DEVICE void mbarrier_expect(u64* mbarrier, int bytes) {
                  :: "r"(address_of(mbarrier)), "r"(bytes) : "memory");
 }
 
-// Whether the bytes of a phase have arrived; it may wait for them for a limited time.
+// Return true if the bytes of a phase have arrived; it may wait for them for a limited time.
 DEVICE bool mbarrier_try_wait(u64* mbarrier, int phase) {
     u32 done;
     asm volatile(
