@@ -87,7 +87,7 @@ def judge(claim: Claim, results: Results) -> Verdict:
     for mode in BEST_FIRST:
         if measured := results.get(claim.experiment, {}).get(mode):
             if mode == "quick":
-                reason = f"only quick results; {reason}"
+                reason = f"only quick results, which decide nothing; {reason}"
                 break
             try:
                 quantity = claim.measure(measured.rows)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 from scanline.model.config import ModelConfig
 from scanline.model.layers.block import Block
 from scanline.model.paper.budget import Budget, History, Marks, train
-from scanline.model.paper.experiment import Experiment, Rows
+from scanline.model.paper.experiment import Experiment, Rows, UnitRun
 from scanline.model.paper.kinds import attention_config
 from scanline.model.paper.markdown import duration, markdown_table, network, number
 from scanline.model.paper.report import Report, Row, by_kind
@@ -178,16 +177,10 @@ class _Figure2(Experiment[CopyTaskSettings]):
     def units(self, settings: CopyTaskSettings) -> list[str]:
         return list(settings.kinds)
 
-    def rows(
-        self,
-        unit: str,
-        settings: CopyTaskSettings,
-        report: Report,
-        data_dir: Path | None,
-        device: torch.device,
-    ) -> Rows:
-        for seed in range(settings.seeds):
-            yield f"{unit} {seed}", partial(train_one, unit, seed, settings, report, device)
+    def rows(self, run: UnitRun[CopyTaskSettings]) -> Rows:
+        for seed in range(run.settings.seeds):
+            make = partial(train_one, run.unit, seed, run.settings, run.report, run.device)
+            yield f"{run.unit} {seed}", make
 
     def caption(self, s: Row) -> str:
         lsh_note = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
@@ -20,11 +21,30 @@ Rows = Iterator[tuple[str, Callable[[], Row]]]
 Settings = TypeVar("Settings")
 
 
-class Experiment(ABC, Generic[Settings]):
-    """A figure or table of the paper, measured in units: one kind of attention each.
+@dataclass(frozen=True, kw_only=True)
+class UnitRun(Generic[Settings]):
+    """A unit to measure, and what it is measured with.
 
-    The presentation methods receive the rows of all units that were measured in one mode, by their
-    keys, which name the kind and are therefore different in different units.
+    Attributes:
+        unit: Name of the unit.
+        settings: The experiment's settings.
+        report: Rows measured so far.
+        data_dir: Folder of the data sets; for table 3, a folder of speech.
+        device: Device to compute on.
+    """
+
+    unit: str
+    settings: Settings
+    report: Report
+    data_dir: Path | None
+    device: torch.device
+
+
+class Experiment(ABC, Generic[Settings]):
+    """An experiment of ``scanline paper``, measured in units that can be resumed.
+
+    A unit is mostly a kind of attention. The presentation methods receive the rows of all units
+    that were measured in one mode, by their keys, which must differ between units.
 
     Args:
         presets: Settings of each mode, as a dataclass that can be written as JSON. ``quick`` takes
@@ -52,18 +72,8 @@ class Experiment(ABC, Generic[Settings]):
         return None
 
     @abstractmethod
-    def rows(
-        self,
-        unit: str,
-        settings: Settings,
-        report: Report,
-        data_dir: Path | None,
-        device: torch.device,
-    ) -> Rows:
-        """Yield the key of each row of a unit, and a function that measures it.
-
-        The rows measured so far are in ``report``.
-        """
+    def rows(self, run: UnitRun[Settings]) -> Rows:
+        """Yield the key of each row of a unit, and a function that measures it."""
 
     @abstractmethod
     def caption(self, s: Row) -> str:

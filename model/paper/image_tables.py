@@ -6,17 +6,14 @@ Their images/s are those of the supplement's experiment (``latency.py``).
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from scanline.model.paper.budget import Marks
-from scanline.model.paper.experiment import Experiment, Mode, Rows
+from scanline.model.paper.experiment import Experiment, Mode, Rows, UnitRun
 from scanline.model.paper.image_training import KINDS, MEASURED_MAPS, ImageTableSettings, train_one
 from scanline.model.paper.markdown import duration, markdown_table, network, number
 from scanline.model.paper.published import IMAGES
-from scanline.model.paper.report import Report, Row
+from scanline.model.paper.report import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,15 +42,11 @@ class _ImageTable(Experiment[ImageTableSettings]):
     def units(self, settings: ImageTableSettings) -> list[str]:
         return list(settings.kinds)
 
-    def rows(
-        self,
-        unit: str,
-        settings: ImageTableSettings,
-        report: Report,
-        data_dir: Path | None,
-        device: torch.device,
-    ) -> Rows:
-        yield f"train {unit}", partial(train_one, settings, unit, report, data_dir, device)
+    def rows(self, run: UnitRun[ImageTableSettings]) -> Rows:
+        yield (
+            f"train {run.unit}",
+            partial(train_one, run.settings, run.unit, run.report, run.data_dir, run.device),
+        )
 
     def caption(self, s: Row) -> str:
         length = _length(s["seconds"], s["epochs"])
@@ -90,7 +83,7 @@ class _ImageTable(Experiment[ImageTableSettings]):
             f"{pair_bits(s['data'], s['test_images']):.3f} bits/dim on these test images; "
             "likelihoods are compared only once a kind is better. Matrix products of the training "
             "are in bfloat16 if the machine has instructions for it, the test is in float32. "
-            "Images/s are in the last section."
+            "Images/s are in the section on drawing speed."
         )
 
     def table(self, rows: dict[str, Row]) -> str:

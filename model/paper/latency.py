@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -13,11 +12,11 @@ import torch
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.memory import SHARE, free_memory
 from scanline.model.paper import peers
-from scanline.model.paper.experiment import Experiment, Rows
+from scanline.model.paper.experiment import Experiment, Rows, UnitRun
 from scanline.model.paper.markdown import markdown_table, number
 from scanline.model.paper.published import IMAGES, LATENCY
 from scanline.model.paper.quantity import largest_spread
-from scanline.model.paper.report import Report, Row
+from scanline.model.paper.report import Row
 from scanline.model.paper.sampling_speed import (
     NATIVE,
     PEER,
@@ -108,20 +107,14 @@ class _Supplement(Experiment[LatencySettings]):
             return "an NVIDIA GPU"
         return peers.missing() if unit.endswith(PEER) else None
 
-    def rows(
-        self,
-        unit: str,
-        settings: LatencySettings,
-        report: Report,
-        data_dir: Path | None,
-        device: torch.device,
-    ) -> Rows:
-        name, data, method = unit.split("-", 2)
+    def rows(self, run: UnitRun[LatencySettings]) -> Rows:
+        name, data, method = run.unit.split("-", 2)
+        settings = run.settings
         key = f"{name} {data} {method}"
 
         def make(index: int) -> Row:
             batches = settings.batches
-            before = report.rows.get(f"{key} {batches[index - 1]}") if index else None
+            before = run.report.rows.get(f"{key} {batches[index - 1]}") if index else None
             return measure(method, data, batches[index], settings, before, torch.device(name))
 
         for index, batch in enumerate(settings.batches):

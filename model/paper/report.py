@@ -17,6 +17,12 @@ from scanline.model.atomic_files import write_atomically
 from scanline.model.training.run_lock import LOCK_NAME
 
 Row = dict[str, Any]
+"""A measured row, as JSON.
+
+It names its ``kind`` or ``method``. A row of timings has a list of ``seconds``, or the reason in
+``stopped`` if it was not measured. A row of a training has a number of ``seconds``, its ``steps``,
+``losses`` and ``evaluations``, and ``unfinished`` while it is being measured.
+"""
 
 
 class Report:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from scanline.model.paper.copy_task import FIGURE2
-from scanline.model.paper.experiment import Experiment, Mode
+from scanline.model.paper.experiment import Experiment, Mode, UnitRun
 from scanline.model.paper.image_tables import TABLE1, TABLE2
 from scanline.model.paper.latency import SUPPLEMENT
 from scanline.model.paper.report import Report
@@ -98,9 +98,10 @@ def _run_unit(
     try:
         with run_lock(scratch):  # two processes would overwrite each other's rows
             report = Report(folder, unit, asdict(settings))
-            rows = [] if report.complete else [
-                *experiment.rows(unit, settings, report, data_dir, device_here())
-            ]  # fmt: skip
+            run = UnitRun(
+                unit=unit, settings=settings, report=report, data_dir=data_dir, device=device_here()
+            )
+            rows = [] if report.complete else [*experiment.rows(run)]
             remaining = [(key, make) for key, make in rows if not report.has(key)]
             chosen = remaining[:max_rows]
             with show_progress(len(chosen), "row", desc=f"{experiment.name} {unit}") as bar:

@@ -25,7 +25,8 @@ from scanline.model.paper import peers
 from scanline.model.paper.kinds import attention_config
 from scanline.model.paper.report import Row, clock, timings
 
-# Sampling methods by the paper's names, with the attention each uses, and two more methods.
+# Sampling methods by the paper's names, with the attention each uses, and two more methods. Our
+# `softmax` layer can keep a state too, but the paper's method `softmax` computes all steps again.
 STATEFUL = {"linear": "linear", "stateful-softmax": "softmax"}
 RECOMPUTED = {"softmax": "softmax", "lsh-1": "lsh-1", "lsh-4": "lsh-4"}
 NATIVE, PEER = "linear-native", f"linear-{peers.NAME}"

@@ -23,11 +23,11 @@ from scanline.kernels.ops.attention import packed_implementation, packed_linear_
 from scanline.model.decoders.memory import SHARE, free_memory
 from scanline.model.layers.lsh import BUCKETS
 from scanline.model.paper import peers
-from scanline.model.paper.experiment import Experiment, Rows
+from scanline.model.paper.experiment import Experiment, Rows, UnitRun
 from scanline.model.paper.kinds import LSH_COMBINE
 from scanline.model.paper.markdown import markdown_table, number
 from scanline.model.paper.quantity import largest_spread, middle
-from scanline.model.paper.report import Report, Row, by_kind, timings
+from scanline.model.paper.report import Row, by_kind, timings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,9 +64,9 @@ class ScalingSettings:
 HEAP = 2.0  # memory of a process on the CPU ÷ the peak of PyTorch's allocator: fragmentation
 
 PLAIN_CHUNK = 64  # positions per chunk of linear attention in plain PyTorch
-# All but the first and third are plain PyTorch: one implementation for all kinds.
-PLAIN = ("linear-pytorch", "softmax-matrix", "lsh-1", "lsh-4", "lsh-8")
 KINDS = ("linear", "linear-pytorch", "softmax", "softmax-matrix", "lsh-1", "lsh-4", "lsh-8")
+# The kinds in plain PyTorch, which can be compared because no kernel favours one of them.
+PLAIN = tuple(kind for kind in KINDS if kind not in ("linear", "softmax"))
 
 
 def attention(kind: str, length: int, size: ScalingSettings) -> peers.Attend:
@@ -197,20 +197,14 @@ class _Figure1(Experiment[ScalingSettings]):
     def missing(self, unit: str) -> str | None:
         return peers.missing() if unit.startswith(peers.NAME) else None
 
-    def rows(
-        self,
-        unit: str,
-        settings: ScalingSettings,
-        report: Report,
-        data_dir: Path | None,
-        device: torch.device,
-    ) -> Rows:
+    def rows(self, run: UnitRun[ScalingSettings]) -> Rows:
         def make(length: int) -> Row:
-            earlier = [report.rows.get(f"{unit} {n}") for n in lengths(settings) if n < length]
-            return measure(unit, length, settings, [row for row in earlier if row], device)
+            shorter = [f"{run.unit} {n}" for n in lengths(run.settings) if n < length]
+            earlier = [run.report.rows[key] for key in shorter if key in run.report.rows]
+            return measure(run.unit, length, run.settings, earlier, run.device)
 
-        for length in lengths(settings):
-            yield f"{unit} {length}", partial(make, length)
+        for length in lengths(run.settings):
+            yield f"{run.unit} {length}", partial(make, length)
 
     def caption(self, s: Row) -> str:
         return (

@@ -20,7 +20,10 @@ def bf16_is_fast(device: torch.device) -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed blocks: fresh pages for all activations cost 20 % of a step."""
+    """Make glibc keep freed blocks, for the rest of the process.
+
+    Fresh pages for all activations cost 20 % of a step.
+    """
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         libc = ctypes.CDLL("libc.so.6")
         # glibc before 2.35 accepts at most the second value. If it rejects both, setting the trim

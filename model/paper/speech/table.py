@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from scanline.model.paper.budget import Budget, History, Marks, train
-from scanline.model.paper.experiment import Experiment, Mode, Rows
+from scanline.model.paper.experiment import Experiment, Mode, Rows, UnitRun
 from scanline.model.paper.markdown import duration, markdown_table, number
 from scanline.model.paper.published import SPEECH
 from scanline.model.paper.report import Report, Row, timings
@@ -212,30 +212,27 @@ class _Table3(Experiment[SpeechSettings]):
     def units(self, settings: SpeechSettings) -> list[str]:
         return list(KINDS)
 
-    def rows(
-        self,
-        unit: str,
-        settings: SpeechSettings,
-        report: Report,
-        data_dir: Path | None,
-        device: torch.device,
-    ) -> Rows:
+    def rows(self, run: UnitRun[SpeechSettings]) -> Rows:
         """Yield ``train KIND`` and ``pass KIND``.
 
         Synthetic speech is kept in a folder beside the reports, named after its numbers of
         utterances and words.
         """
+        settings = run.settings
         numbers = "-".join(map(str, (*settings.utterances, *settings.words)))
-        speech = report.path.parent / f"speech-{numbers}"
+        speech = run.report.path.parent / f"speech-{numbers}"
 
         @cache
         def corpus() -> Corpus:
-            if data_dir is None:
+            if run.data_dir is None:
                 synthesise(speech, settings.utterances, settings.words)
-            return read_corpus(data_dir or speech, settings.sizes.stack)
+            return read_corpus(run.data_dir or speech, settings.sizes.stack)
 
-        yield f"train {unit}", lambda: train_one(unit, settings, corpus(), report, device)
-        yield f"pass {unit}", partial(_time_pass, unit, settings, device)
+        yield (
+            f"train {run.unit}",
+            lambda: train_one(run.unit, settings, corpus(), run.report, run.device),
+        )
+        yield f"pass {run.unit}", partial(_time_pass, run.unit, settings, run.device)
 
     def caption(self, s: Row) -> str:
         sizes = s["sizes"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from scanline.model.paper.copy_task import FIGURE2
+from scanline.model.paper.experiment import UnitRun
+from scanline.model.paper.report import Report
 from scanline.model.paper.scaling import ScalingSettings
 from tests.conftest import tiny_config
 
@@ -20,6 +23,14 @@ TASK = replace(
 NETWORK = tiny_config(
     input="previous", order="subpixel", channels=3, norm="post", positions="sinusoidal"
 )
+
+
+def unit_run(unit: str, settings: Any, folder: Path, data_dir: Path | None = None) -> UnitRun[Any]:
+    """Return a run of a unit on the CPU, with its report in ``folder``."""
+    return UnitRun(
+        unit=unit, settings=settings, report=Report(folder, unit, asdict(settings)),
+        data_dir=data_dir, device=CPU,
+    )  # fmt: skip
 
 
 def lengths(kind: str, power: float, scale: float = 1e-6) -> dict[str, dict[str, Any]]:

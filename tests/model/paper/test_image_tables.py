@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,9 +17,8 @@ from scanline.model.data.published_sets import load_dataset
 from scanline.model.paper.budget import Marks
 from scanline.model.paper.image_tables import PAIR_BITS, TABLE1, TABLE2, common_mark
 from scanline.model.paper.image_training import ImageTableSettings, ImageTraining, unlabelled
-from scanline.model.paper.report import Report
 from tests.dataset_files import write_mnist
-from tests.model.paper.fixtures import CPU, trained
+from tests.model.paper.fixtures import CPU, trained, unit_run
 
 TABLE = ImageTableSettings(
     data="mnist", n_layers=1, n_heads=2, d_model=16, learning_rate=2e-3, muon_rate=0.02, batch=2,
@@ -31,9 +30,9 @@ TABLE = ImageTableSettings(
 @pytest.mark.parametrize("kind", ["linear", "lsh-1", "fourier"])
 def test_unit_trains_on_whole_images_and_resumes(kind: str, tmp_path: Path) -> None:
     write_mnist(tmp_path / "data" / "mnist")
-    report = Report(tmp_path / "out", kind, asdict(TABLE))
-    ((key, make),) = TABLE1.rows(kind, TABLE, report, tmp_path / "data", CPU)
-    row = report.measure(key, make)
+    run = unit_run(kind, TABLE, tmp_path / "out", tmp_path / "data")
+    ((key, make),) = TABLE1.rows(run)
+    row = run.report.measure(key, make)
     images = len(load_dataset("mnist", "train", tmp_path / "data"))
     assert row["steps"] * 2 == 2 * images
     assert row["evaluations"][0]["images_seen"] == 4

@@ -12,8 +12,7 @@ import torch
 from scanline.model.config import PRESETS
 from scanline.model.paper import latency
 from scanline.model.paper.latency import SUPPLEMENT, LatencySettings
-from scanline.model.paper.report import Report
-from tests.model.paper.fixtures import CPU, NETWORK, drawn
+from tests.model.paper.fixtures import CPU, NETWORK, drawn, unit_run
 
 LIMITS = LatencySettings(batches=(1, 4, 16), max_step_seconds=0.5)
 
@@ -63,9 +62,8 @@ def test_units_name_device_data_and_method(tmp_path: Path) -> None:
     assert {"cpu-mnist-linear", "cpu-cifar10-stateful-softmax", "cpu-mnist-linear-native"} <= {
         *units
     }
-    report = Report(tmp_path, "cpu-cifar10-stateful-softmax", {})
-    rows = SUPPLEMENT.rows("cpu-cifar10-stateful-softmax", LIMITS, report, None, CPU)
-    assert [key for key, _ in rows] == [
+    run = unit_run("cpu-cifar10-stateful-softmax", LIMITS, tmp_path)
+    assert [key for key, _ in SUPPLEMENT.rows(run)] == [
         f"cpu cifar10 stateful-softmax {batch}" for batch in LIMITS.batches
     ]
 

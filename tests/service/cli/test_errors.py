@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import typer.main
 
 from scanline.model.paper.experiment import Experiment
+from scanline.model.paper.runner import EXPERIMENTS
+from scanline.service.cli.paper import paper
 from tests.service.cli.command_line import run_command
 from tests.service.fixtures import GREY, random_picture
 
@@ -150,7 +153,12 @@ def test_invalid_options_are_usage_errors(
     assert "Traceback" not in error
 
 
-@pytest.mark.parametrize("name", ["figure1", "figure2", "supplement", "table1", "table2"])
+def test_every_experiment_has_a_command() -> None:
+    commands = typer.main.get_group(paper).commands.keys()
+    assert commands == {*EXPERIMENTS, "page"}
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS.keys() - {"table3"}))
 def test_data_dir_is_accepted_by_experiments_with_data_only(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
