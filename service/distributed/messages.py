@@ -141,7 +141,6 @@ class ReplicaClient(Protocol):
 
     def draw(self, item: WorkItem) -> UpdateStream:
         """Send a work item to one replica."""
-        ...
 
     async def heartbeat(
         self, frontend: str, share: float, reproducibility: str | None
@@ -161,7 +160,6 @@ class ReplicaClient(Protocol):
         Raises:
             Exception: There is no replica.
         """
-        ...
 
 
 class UpdateStream(Protocol):
@@ -170,4 +168,3 @@ class UpdateStream(Protocol):
     async def __anext__(self) -> ItemUpdates: ...
     def cancel(self) -> None:
         """Cancel the work item."""
-        ...

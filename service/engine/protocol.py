@@ -27,91 +27,73 @@ class EngineProtocol(Protocol):
     @property
     def name(self) -> str:
         """Name of the model."""
-        ...
 
     @property
     def config(self) -> ModelConfig:
         """Config of the model."""
-        ...
 
     @property
     def queue(self) -> Queue:
         """Queue of the engine's generations."""
-        ...
 
     @property
     def backend(self) -> str:
         """Name of the decoder backend."""
-        ...
 
     @property
     def variant(self) -> str:
         """Everything but the model that a seed's bytes depend on."""
-        ...
 
     @property
     def likelihood_device(self) -> torch.device:
         """Device of this process on which likelihoods of whole images are computed."""
-        ...
 
     @property
     def arithmetic(self) -> int | None:
         """Version of the arithmetic that is the same on every CPU; None if there is none."""
-        ...
 
     @property
     def slow(self) -> bool:
         """True if drawing is many times slower than on a usual machine."""
-        ...
 
     @property
     def slots(self) -> int:
         """Number of slots that any request may use."""
-        ...
 
     @property
     def max_slots_per_image(self) -> int:
         """Number of slots that one image may use."""
-        ...
 
     @property
     def memory(self) -> int:
         """Bytes of this machine's memory that the slots take once they are used."""
-        ...
 
     @property
     def total_slots(self) -> int:
         """Number of all slots, including the spare ones for small requests."""
-        ...
 
     @property
     def slots_in_use(self) -> int:
         """Number of slots that running images hold."""
-        ...
 
     @property
     def running(self) -> int:
         """Number of running images."""
-        ...
 
     @property
     def alive(self) -> bool:
         """True if the engine draws and accepts work."""
-        ...
 
     @property
     def broken(self) -> bool:
         """True if the engine cannot draw again in this process."""
-        ...
 
     @property
     def stuck(self) -> bool:
         """True if a step hangs, so that only a new process will help."""
-        ...
 
     def close(self, drain: float) -> None:
         """Accept no more work, and end everything that is not finished within ``drain`` seconds."""
-        ...
 
 
 def close_and_wait(queue: Queue, drain: float, thread: threading.Thread, work: str) -> None:
