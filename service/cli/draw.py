@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from scanline.service.cli.options import (
     Backend,
     Fit,
+    Guidance,
+    Label,
     Metadata,
     ModelName,
     Scale,
     Seed,
+    Temperature,
     Threads,
+    TopP,
     WeightsDir,
-    with_sampling_options,
 )
 
-if TYPE_CHECKING:
-    from scanline.model.sampling import SamplingOptions
 
-
-@with_sampling_options
 def sample(
     out: Annotated[Path, typer.Argument(help="The PNG file to write.")] = Path("samples.png"),
     n: Annotated[int, typer.Option("-n", min=1, help="Number of images.")] = 16,
-    *,
     model: ModelName = None,
     seed: Seed = 0,
-    sampling: SamplingOptions,
+    label: Label = None,
+    temperature: Temperature = 1.0,
+    top_p: TopP = None,
+    guidance: Guidance = None,
     scale: Scale = 4,
     weights: WeightsDir = None,
     backend: Backend = "auto",
@@ -40,18 +40,18 @@ def sample(
 ) -> None:
     """Draw images and write them as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
-    from scanline.model.sampling import resolve
+    from scanline.model.sampling import SamplingOptions, resolve
     from scanline.service.cli.drawing import DrawOptions, draw_grid
     from scanline.service.engine.generation import GenerationSpec
 
     checkpoint = load_by_name(weights, model)
-    params = resolve(checkpoint.model.config, checkpoint.defaults, sampling)
+    options = SamplingOptions(label=label, temperature=temperature, top_p=top_p, guidance=guidance)
+    params = resolve(checkpoint.model.config, checkpoint.defaults, options)
     spec = GenerationSpec(n=n, seed=seed, sampling=params)
     draw_grid(checkpoint, spec, out, scale, DrawOptions(backend, threads), metadata)
     typer.echo(f"wrote {out}")
 
 
-@with_sampling_options
 def complete(
     picture: Annotated[
         Path,
@@ -69,10 +69,12 @@ def complete(
     ] = None,
     fit: Fit = "cover",
     n: Annotated[int, typer.Option("-n", min=1, help="Number of completions.")] = 4,
-    *,
     model: ModelName = None,
     seed: Seed = 0,
-    sampling: SamplingOptions,
+    label: Label = None,
+    temperature: Temperature = 1.0,
+    top_p: TopP = None,
+    guidance: Guidance = None,
     particles: Annotated[
         int,
         typer.Option(
@@ -87,7 +89,7 @@ def complete(
 ) -> None:
     """Complete a picture several times and write the results as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
-    from scanline.model.sampling import resolve
+    from scanline.model.sampling import SamplingOptions, resolve
     from scanline.service.cli.drawing import DrawOptions, draw_grid
     from scanline.service.cli.pictures import open_picture, read_file
     from scanline.service.engine.generation import GenerationSpec
@@ -107,7 +109,9 @@ def complete(
             "the part to draw is not marked: give --rows, or a picture that is transparent "
             "where it is unknown"
         ) from None
-    options = replace(sampling, particles=particles)
+    options = SamplingOptions(
+        label=label, temperature=temperature, top_p=top_p, guidance=guidance, particles=particles
+    )
     params = resolve(config, checkpoint.defaults, options)
     spec = GenerationSpec(n=n, seed=seed, sampling=params, canvas=canvas, known=known)
     draw_grid(checkpoint, spec, out, scale, DrawOptions(backend, threads), metadata)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -126,40 +124,3 @@ Fit = Annotated[
     Literal["exact", "cover", "contain"],
     typer.Option(help="For a picture of another size: refuse, crop, or add a border."),
 ]
-
-# Options of every command that draws: the fields of ``SamplingOptions`` (model/sampling.py).
-SAMPLING_OPTIONS: dict[str, tuple[Any, object]] = {
-    "label": (Label, None),
-    "temperature": (Temperature, 1.0),
-    "top_p": (TopP, None),
-    "guidance": (Guidance, None),
-}
-
-
-def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's ``sampling`` parameter by the sampling options.
-
-    The command receives them as one ``SamplingOptions``.
-    """
-
-    @functools.wraps(command)
-    def wrapper(**given: Any) -> None:
-        from scanline.model.sampling import SamplingOptions
-
-        options = {name: given.pop(name) for name in SAMPLING_OPTIONS}
-        command(sampling=SamplingOptions(**options), **given)
-
-    # The commands import ``SamplingOptions`` for type checkers only: it imports torch.
-    hints = get_type_hints(command, localns={"SamplingOptions": object}, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name == "sampling":
-            parameters += [
-                parameter.replace(name=option, annotation=annotation, default=default)
-                for option, (annotation, default) in SAMPLING_OPTIONS.items()
-            ]
-        else:
-            parameters.append(parameter.replace(annotation=hints[name]))
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {}
-    return wrapper
