@@ -41,14 +41,14 @@ def sample(
     """Draw images and write them as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
     from scanline.model.sampling import SamplingOptions, resolve
-    from scanline.service.cli.drawing import DrawOptions, draw_grid
+    from scanline.service.cli.drawing import draw_grid
     from scanline.service.engine.generation import GenerationSpec
 
     checkpoint = load_by_name(weights, model)
     options = SamplingOptions(label=label, temperature=temperature, top_p=top_p, guidance=guidance)
     params = resolve(checkpoint.model.config, checkpoint.defaults, options)
     spec = GenerationSpec(n=n, seed=seed, sampling=params)
-    draw_grid(checkpoint, spec, out, scale, DrawOptions(backend, threads), metadata)
+    draw_grid(checkpoint, spec, out, scale, backend, threads, metadata)
     typer.echo(f"wrote {out}")
 
 
@@ -90,7 +90,7 @@ def complete(
     """Complete a picture several times and write the results as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
     from scanline.model.sampling import SamplingOptions, resolve
-    from scanline.service.cli.drawing import DrawOptions, draw_grid
+    from scanline.service.cli.drawing import draw_grid
     from scanline.service.cli.pictures import open_picture, read_file
     from scanline.service.engine.generation import GenerationSpec
     from scanline.service.images import MissingMaskError, read_masked_image
@@ -114,5 +114,5 @@ def complete(
     )
     params = resolve(config, checkpoint.defaults, options)
     spec = GenerationSpec(n=n, seed=seed, sampling=params, canvas=canvas, known=known)
-    draw_grid(checkpoint, spec, out, scale, DrawOptions(backend, threads), metadata)
+    draw_grid(checkpoint, spec, out, scale, backend, threads, metadata)
     typer.echo(f"wrote {out}")

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from scanline.kernels.native.build import check_isa
 from scanline.model.atomic_files import write_atomically
 from scanline.model.checkpoint import Checkpoint
-from scanline.model.decoders.base import Decoder
 from scanline.model.decoders.factory import create_decoder
-from scanline.model.decoders.native import NativeDecoder
 from scanline.model.progress import show_progress
 from scanline.service.cli.pictures import check_target
 from scanline.service.engine.engine import Engine
@@ -26,39 +22,9 @@ log = logging.getLogger("scanline.drawing")
 SLOTS = 64
 
 
-@dataclass(frozen=True)
-class DrawOptions:
-    """Options of the decoder that a command draws with.
-
-    Attributes:
-        backend: The decoder's backend.
-        threads: CPU threads; None for all cores.
-        isa: Instruction set of the native backend; None for the best that the CPU has.
-    """
-
-    backend: str = "auto"
-    threads: int | None = None
-    isa: str | None = None
-
-    def open(self, checkpoint: Checkpoint, slots: int) -> Decoder:
-        """Open a decoder.
-
-        Raises:
-            ValueError: If the instruction set is unknown or belongs to another backend.
-            RuntimeError: If the CPU lacks it.
-        """
-        model, precision = checkpoint.model, checkpoint.native_precision
-        if self.isa is None:
-            return create_decoder(model, slots, self.backend, self.threads, precision)
-        if self.backend not in ("auto", "native"):
-            raise ValueError("--isa needs the native backend")
-        check_isa(self.isa)
-        return NativeDecoder(model, slots, self.threads, precision=precision, isa=self.isa)
-
-
 def draw_grid(
-    checkpoint: Checkpoint, spec: GenerationSpec, out: Path, scale: int, options: DrawOptions,
-    metadata: bool = True,
+    checkpoint: Checkpoint, spec: GenerationSpec, out: Path, scale: int,
+    backend: str, threads: int | None, metadata: bool,
 ) -> None:  # fmt: skip
     """Draw images with a temporary engine, and write them as a PNG grid.
 
@@ -67,7 +33,8 @@ def draw_grid(
         spec: The images to draw.
         out: The PNG file to write.
         scale: The side of each image pixel in the grid.
-        options: The decoder to draw with.
+        backend: The decoder's backend.
+        threads: CPU threads; None for all cores.
         metadata: Write the recipe into the file.
 
     Raises:
@@ -75,13 +42,13 @@ def draw_grid(
         RuntimeError: If drawing fails.
     """
     check_target(out)
-    generation, provenance = draw_generation(checkpoint, spec, options)
+    generation, provenance = draw_generation(checkpoint, spec, backend, threads)
     generation.provenance = provenance if metadata else None
     write_atomically(out, encode_grid(generation, scale))
 
 
 def draw_generation(
-    checkpoint: Checkpoint, spec: GenerationSpec, options: DrawOptions
+    checkpoint: Checkpoint, spec: GenerationSpec, backend: str, threads: int | None
 ) -> tuple[Generation, Provenance]:
     """Draw images with a temporary engine, and show the progress.
 
@@ -92,7 +59,9 @@ def draw_generation(
         RuntimeError: If drawing fails.
     """
     config = checkpoint.model.config
-    decoder = options.open(checkpoint, min(spec.n * spec.slots, max(SLOTS, spec.slots)))
+    slots = min(spec.n * spec.slots, max(SLOTS, spec.slots))
+    precision = checkpoint.native_precision
+    decoder = create_decoder(checkpoint.model, slots, backend, threads, precision)
     engine = Engine(checkpoint.name, decoder, QueueLimits(max_waiting=spec.n))
     engine.start()
     try:

@@ -13,7 +13,6 @@ from scanline.service.cli.options import Backend, Fit, Threads, WeightsDir
 if TYPE_CHECKING:
     from scanline.model.checkpoint import Checkpoint
     from scanline.model.config import ModelConfig
-    from scanline.service.cli.drawing import DrawOptions
     from scanline.service.engine.generation import GenerationSpec
     from scanline.service.recipes.recipe import Recipe
     from scanline.service.recipes.verification import Verification
@@ -45,9 +44,6 @@ def verify(
     ] = None,
     weights: WeightsDir = None,
     backend: Backend = "auto",
-    isa: Annotated[
-        str | None, typer.Option(help="Instruction set of the native backend, such as avx2.")
-    ] = None,
     threads: Threads = None,
 ) -> None:
     """Draw the picture in a PNG again, and say whether it is the same to the pixel.
@@ -55,7 +51,6 @@ def verify(
     The exit status is 0 if it is the same, and 1 otherwise.
     """
     from scanline.model.atomic_files import write_atomically
-    from scanline.service.cli.drawing import DrawOptions
     from scanline.service.cli.pictures import check_target
     from scanline.service.recipes.verification import Verdict
 
@@ -63,9 +58,8 @@ def verify(
         raise ValueError("--rows needs --source, the picture that was completed")
     if changes is not None:
         check_target(changes)
-    options = DrawOptions(backend, threads, isa)
     given = None if source is None else (source, rows, fit)
-    verdict = _verify(picture, weights, options, given)
+    verdict = _verify(picture, weights, backend, threads, given)
     typer.echo(f"{picture}: {verdict.message}")
     if changes is not None and verdict.changes is not None:
         write_atomically(changes, verdict.changes)
@@ -79,7 +73,8 @@ def verify(
 def _verify(
     picture: Path,
     weights: Path | None,
-    options: DrawOptions,
+    backend: str,
+    threads: int | None,
     given: tuple[Path, int | None, Fit] | None,
 ) -> Verification:
     """Draw a picture's recipe and compare."""
@@ -117,7 +112,7 @@ def _verify(
         spec = completion
     elif given is not None:
         raise ValueError("this picture is not a completion; leave out --source")
-    generation, provenance = draw_generation(checkpoint, spec, options)
+    generation, provenance = draw_generation(checkpoint, spec, backend, threads)
     images = [image.read(0, config.pixels) for image in generation.images]
     return verifying.compare(recipe, saved, images, config, provenance)
 

@@ -20,7 +20,7 @@ from scanline.model.checkpoint import Checkpoint, CheckpointError, SamplingDefau
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.pixel_bits import pixel_bits
 from scanline.model.sampling import SamplingParams
-from scanline.service.cli.drawing import DrawOptions, draw_grid
+from scanline.service.cli.drawing import draw_grid
 from scanline.service.engine.generation import GenerationSpec
 from tests.conftest import assert_close, read_fifo
 from tests.model.decoders.conftest import backend as backend  # the fixture
@@ -279,6 +279,11 @@ def test_wrong_image_shape_or_dtype_is_rejected() -> None:
         score(tiny_model(COLOUR), np.zeros((1, 4, 3, 3), np.uint8), 1)
 
 
+def draw_one(out: Path) -> None:
+    spec = GenerationSpec(n=1, seed=0)
+    draw_grid(checkpoint(), spec, out, 1, "reference", threads=None, metadata=True)
+
+
 @pytest.mark.parametrize(
     ("out", "message"),
     [
@@ -293,15 +298,13 @@ def test_unwritable_output_is_rejected_before_drawing(
     (tmp_path / "text").touch()
     monkeypatch.setattr("scanline.service.cli.drawing.create_decoder", None)
     with pytest.raises(ValueError, match=message):
-        draw_grid(
-            checkpoint(), GenerationSpec(n=1, seed=0), tmp_path / out, 1, DrawOptions("reference")
-        )
+        draw_one(tmp_path / out)
 
 
 def test_image_is_written_to_a_fifo(tmp_path: Path) -> None:
     with read_fifo(tmp_path / "fifo") as read:
         for out in (tmp_path / "fifo", tmp_path / "file.png"):
-            draw_grid(checkpoint(), GenerationSpec(n=1, seed=0), out, 1, DrawOptions("reference"))
+            draw_one(out)
     assert read == [(tmp_path / "file.png").read_bytes()]
 
 
