@@ -112,7 +112,7 @@ def submit_generation(
     if key is None:
         submitted = submit()
     else:
-        submitted = app_state.idempotency.get_or_submit(key, submit, caller)
+        submitted = app_state.idempotency.get_or_submit(key, submit)
         queue, generation = submitted
         if detached and not generation.detached:  # its first request did not ask for background
             queue.detach(generation)

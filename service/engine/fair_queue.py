@@ -162,19 +162,6 @@ class FairQueue:
         if not own:
             del self._callers[generation.caller]
 
-    def transfer(self, generation: Generation, caller: str) -> None:
-        """Schedule a generation for ``caller``, if the caller has nothing waiting.
-
-        A generation that is its caller's next one stays where it is. Otherwise two callers could
-        move it to the end forever.
-        """
-        if generation not in self or self.has_waiting(caller):
-            return
-        if next(iter(self._callers[generation.caller])) is not generation:
-            self.remove(generation)
-            generation.caller = caller
-            self.add(generation)
-
     def images_before(self, caller: str) -> int:
         """Return the number of images ahead of a new generation's first image."""
         rounds = len(self._callers.get(caller, ()))  # the caller's own generations come first

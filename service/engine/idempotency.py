@@ -71,17 +71,13 @@ class IdempotencyStore:
         return kept and generation.error is None and not generation.cancelled
 
     def get_or_submit(
-        self,
-        key: RequestKey,
-        submit: Callable[[], QueuedGeneration],
-        caller: str = "",
+        self, key: RequestKey, submit: Callable[[], QueuedGeneration]
     ) -> QueuedGeneration:
         """Return the key's generation; call ``submit`` if it is gone, failed or was cancelled.
 
         Args:
             key: The request's key.
             submit: Function that submits the request.
-            caller: Client that waits for the generation.
 
         Raises:
             IdempotencyConflictError: The key was used with a different request.
@@ -92,7 +88,7 @@ class IdempotencyStore:
         if generation is not None and (found := self._find(generation.id)) is not None:
             if self._fingerprints[generation] != key.fingerprint:
                 raise IdempotencyConflictError
-            if generation.error is None and found.queue.reattach(generation, caller):
+            if generation.error is None and found.queue.reattach(generation):
                 return found
         submitted = submit()
         self._generations[scoped_name] = submitted.generation

@@ -123,19 +123,11 @@ class Queue:
             self._notify()
         return generation
 
-    def reattach(self, generation: Generation, caller: str = "") -> bool:
-        """Keep a generation alive for a new reader; return False if it was cancelled.
-
-        Callers take turns. If ``caller`` has no waiting generation, this one moves to its turns, so
-        that it need not share the turns of the caller who submitted it.
-
-        Returns:
-            True if the generation continues or has finished.
-        """
+    def reattach(self, generation: Generation) -> bool:
+        """Keep a generation alive for a new reader; return False if it was cancelled."""
         with self._changed:
             if generation.cancelled:
                 return False
-            self._fair_queue.transfer(generation, caller)
             if not generation.finished and not generation.readers:
                 self._await_reader(generation)
             return True

@@ -97,24 +97,3 @@ def test_a_caller_cannot_fill_the_queue_alone() -> None:
         for one in live:
             engine.queue.cancel(one)
         gate.open()
-
-
-def test_a_reattached_generation_is_scheduled_for_the_new_caller() -> None:
-    decoder = FakeDecoder(GREY, 1)
-    gate = Gate(decoder)
-    with running(decoder) as engine:
-        live = [engine.queue.submit(GenerationSpec(n=1, seed=j), caller="many") for j in range(9)]
-        gate.wait()
-        assert engine.queue.reattach(live[8], "few")
-        # This caller has a generation waiting now, so nothing moves.
-        assert engine.queue.reattach(live[7], "few")
-        assert [one.caller for one in live[7:]] == ["many", "few"]
-        # It is the next one of its caller, so it stays.
-        assert engine.queue.reattach(live[8], "another")
-        assert live[8].caller == "few"
-        late = engine.queue.submit(GenerationSpec(n=1, seed=99), caller="few")
-        # Behind one image of "many", its caller's first one, and another image of "many".
-        assert late.queue_position == 3
-        for one in (*live, late):
-            engine.queue.cancel(one)
-        gate.open()
