@@ -69,6 +69,5 @@ def check_capacity(
         )
     caller = request.state.caller
     if not app_state.idempotency.has_result(caller, key):
-        for limit in app_state.caller_limits:
-            limit.check(caller, n)
+        app_state.check_caller(caller, n)
         loaded.engine.queue.check_capacity(n, caller)

@@ -97,14 +97,12 @@ def submit_generation(
     caller = request.state.caller
 
     def submit() -> QueuedGeneration:
-        for limit in app_state.caller_limits:
-            limit.check(caller, spec.n)
+        app_state.check_caller(caller, spec.n)
         queue = loaded.engine.queue
         generation = queue.submit(spec, caller=caller, detached=detached)
         if app_state.settings.png_metadata:
             generation.provenance = loaded.provenance
-        for limit in app_state.caller_limits:
-            limit.track(caller, generation)
+        app_state.quota.track(caller, generation)
         if app_state.tracing is not None:
             app_state.tracing.trace_generation(generation)
         return QueuedGeneration(queue, generation)

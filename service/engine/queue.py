@@ -157,6 +157,11 @@ class Queue:
             ahead = self._snapshot().positions.get(generation.id, generation.queue_position)
             return ahead, self._seconds_until_admitted(ahead + 1)
 
+    def unfinished(self, caller: str) -> int:
+        """Return the number of a caller's images that are waiting or running."""
+        with self._changed:
+            return sum(one.unfinished for one in self._live.values() if one.caller == caller)
+
     def waiting_slots(self) -> int:
         """Return the number of slots that the waiting images need."""
         with self._changed:

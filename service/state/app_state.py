@@ -11,9 +11,10 @@ from typing import Any
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.base import BackendError
-from scanline.service.engine.caller_limits import CallerLimit, InFlightLimiter, PixelQuota
 from scanline.service.engine.generation import Clock
 from scanline.service.engine.idempotency import IdempotencyStore
+from scanline.service.engine.pixel_quota import PixelQuota
+from scanline.service.engine.queue_limits import RefusedError
 from scanline.service.http.sse import StreamPacer
 from scanline.service.http.thread_pool import FairThreadPool
 from scanline.service.metrics import Metrics
@@ -47,7 +48,7 @@ class AppState:
         draining: Whether the server is shutting down.
         failure: Why the server cannot work; its process then ends with this error.
         ended_early: Whether the server ended while the models were loading.
-        caller_limits: The limits per API key or client address, which each submission must keep.
+        quota: The pixels that each API key or client address has used.
 
     Args:
         settings: The settings.
@@ -92,16 +93,26 @@ class AppState:
             score=lambda: self.score_pool.queued, upload=lambda: self.upload_pool.queued,
             reply=lambda: self.encode_pool.queued, enlarge=lambda: self.large_encode_pool.queued,
         )  # fmt: skip
-        self.caller_limits: tuple[CallerLimit, ...] = (
-            InFlightLimiter(settings.max_images_per_caller),
-            PixelQuota(settings.pixels_per_minute, self._count_quota_pixels, clock),
-        )
+        self.quota = PixelQuota(settings.pixels_per_minute, self._count_quota_pixels, clock)
         self.stream_pacer = StreamPacer(self.metrics.open_streams, usable_cores())
 
     def _count_quota_pixels(self, caller: str, pixels: int) -> None:
         # Every address would add a time series, so that clients without keys are counted as one.
         key = caller if self.settings.api_keys else ""
         self.metrics.quota_pixels.labels(key).inc(pixels)
+
+    def check_caller(self, caller: str, n: int) -> None:
+        """Raise ``RefusedError`` if a limit per caller does not allow ``n`` more images."""
+        limit = self.settings.max_images_per_caller
+        if limit is not None:
+            in_flight = sum(one.queue.unfinished(caller) for one in self.registry.engines)
+            if in_flight + n > limit:
+                raise RefusedError(
+                    f"you have {in_flight} images in flight, and the limit is {limit}; wait until "
+                    "some have finished, or cancel them",
+                    code="too_many_in_flight",
+                )
+        self.quota.check(caller)
 
     @property
     def models(self) -> Mapping[str, LoadedModel]:

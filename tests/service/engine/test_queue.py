@@ -10,7 +10,8 @@ import pytest
 
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import Generation, GenerationSpec
-from scanline.service.engine.queue_limits import RefusedError
+from scanline.service.engine.queue import Queue
+from scanline.service.engine.queue_limits import QueueLimits, RefusedError
 from scanline.service.engine.queue_snapshot import MAX_AGE_SECONDS
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import Gate, assert_right, completion, running
@@ -178,3 +179,16 @@ def test_a_small_queue_accepts_a_single_image() -> None:
         for one in generations:
             engine.queue.cancel(one)
         gate.open()
+
+
+def test_unfinished_images_are_counted_per_caller() -> None:
+    queue = Queue("it", GREY, QueueLimits(), Clock())
+    three, one = (queue.submit(GenerationSpec(n=n, seed=0), caller="a") for n in (3, 1))
+    queue.submit(GenerationSpec(n=5, seed=0), caller="b")
+    assert queue.unfinished("a") == 4
+    three.unfinished -= 1  # as if one of its images had finished
+    assert queue.unfinished("a") == 3
+    queue.withdraw(one)
+    queue.finish(one)
+    assert queue.unfinished("a") == 2
+    assert queue.unfinished("c") == 0

@@ -1,4 +1,4 @@
-"""Limits per caller: images in flight, and pixels per minute."""
+"""Quota of pixels per caller and minute."""
 
 from __future__ import annotations
 
@@ -7,62 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import islice
-from typing import Protocol
 
 from scanline.service.engine.generation import Clock, Generation
 from scanline.service.engine.queue_limits import RefusedError
 
 PERIOD_SECONDS = 60.0
-
-
-class CallerLimit(Protocol):
-    """A limit per caller."""
-
-    def check(self, caller: str, n: int) -> None:
-        """Raise ``RefusedError`` if the caller may not submit ``n`` more images now."""
-
-    def track(self, caller: str, generation: Generation) -> None:
-        """Count a submitted generation as the caller's."""
-
-
-class InFlightLimiter:
-    """Count of unfinished images per caller.
-
-    Args:
-        limit: Unfinished images that a caller may have, or None for no limit.
-    """
-
-    def __init__(self, limit: int | None) -> None:
-        self.limit = limit
-        self._live: dict[str, set[Generation]] = {}
-        self._lock = threading.Lock()  # generations finish on their engines' threads
-
-    def check(self, caller: str, n: int) -> None:
-        """Raise ``RefusedError`` if ``n`` more images would exceed the caller's limit."""
-        with self._lock:
-            in_flight = sum(one.unfinished for one in self._live.get(caller, ()))
-        if self.limit is not None and in_flight + n > self.limit:
-            raise RefusedError(
-                f"you have {in_flight} images in flight, and the limit is {self.limit}; wait until "
-                "some have finished, or cancel them",
-                code="too_many_in_flight",
-            )
-
-    def track(self, caller: str, generation: Generation) -> None:
-        """Count a generation's images as the caller's until it finishes."""
-        if self.limit is None:
-            return
-
-        def forget() -> None:
-            with self._lock:
-                live = self._live[caller]
-                live.discard(generation)
-                if not live:
-                    del self._live[caller]
-
-        with self._lock:
-            self._live.setdefault(caller, set()).add(generation)
-        generation.add_done_callback(forget)
 
 
 class PixelQuota:
@@ -91,8 +40,8 @@ class PixelQuota:
         self._used: dict[str, tuple[float, float]] = {}  # pixels of each caller, and when
         self._lock = threading.Lock()  # generations finish on their engines' threads
 
-    def check(self, caller: str, n: int) -> None:
-        """Raise ``RefusedError`` if the caller has used up its quota, whatever ``n`` is."""
+    def check(self, caller: str) -> None:
+        """Raise ``RefusedError`` if the caller has used up its quota."""
         if self.limit is None:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""Limits per caller: images in flight, and pixels per minute."""
+"""Quota of pixels per caller and minute."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from scanline.model.sampling import SamplingParams
-from scanline.service.engine.caller_limits import InFlightLimiter, PixelQuota
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
+from scanline.service.engine.pixel_quota import PixelQuota
 from scanline.service.engine.queue_limits import RefusedError
 from tests.fake_clock import Clock
 from tests.service.fixtures import GREY
@@ -23,7 +23,7 @@ def request(n: int = 1, **sampling: Any) -> Generation:
 
 def seconds_until_accepted(quota: PixelQuota, caller: str) -> int:
     try:
-        quota.check(caller, 1)
+        quota.check(caller)
     except RefusedError as error:
         return error.retry_after
     return 0
@@ -82,28 +82,5 @@ def test_callers_that_owe_nothing_are_forgotten() -> None:
 def test_without_a_limit_nothing_is_counted() -> None:
     quota = PixelQuota(None)
     quota.track("a", request(1000))
-    quota.check("a", 1)
+    quota.check("a")
     assert not quota._used
-
-
-def test_a_caller_without_live_generations_is_forgotten() -> None:
-    limiter = InFlightLimiter(5)
-    generations = [request(1), request(1)]
-    for one in generations:
-        limiter.track("a", one)
-    for one, known in zip(generations, (["a"], []), strict=True):
-        one.finish(0.0)
-        assert list(limiter._live) == known
-
-
-def test_the_in_flight_limit_counts_unfinished_images_of_all_requests() -> None:
-    limiter = InFlightLimiter(5)
-    generations = [request(3), request(1)]
-    for one in generations:
-        limiter.track("a", one)
-    limiter.check("a", 1)
-    with pytest.raises(RefusedError, match="you have 4 images in flight") as refused:
-        limiter.check("a", 2)
-    assert refused.value.code == "too_many_in_flight"
-    generations[0].unfinished -= 1  # as if one of its images had finished
-    limiter.check("a", 2)
