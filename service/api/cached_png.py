@@ -16,8 +16,7 @@ from scanline.service.api.dependencies import (
     find_model,
 )
 from scanline.service.api.requests import SampleQuery
-from scanline.service.api.specs import build_spec
-from scanline.service.api.submission import submit_generation
+from scanline.service.api.submission import build_spec, submit_generation
 from scanline.service.api.waiting import wait_for_images
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.idempotency import RequestKey, fingerprint

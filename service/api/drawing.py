@@ -14,16 +14,14 @@ from scanline.service.api.dependencies import (
     find_model,
 )
 from scanline.service.api.generation_reply import (
-    IMAGES_RESPONSE,
-    encode_generation,
-    json_reply,
-    stream_generation,
-)
-from scanline.service.api.media import (
     GENERATION_HEADERS,
+    IMAGES_RESPONSE,
     MediaType,
+    encode_generation,
     generation_headers,
+    json_reply,
     negotiate_media_type,
+    stream_generation,
 )
 from scanline.service.api.replies import GenerationReply
 from scanline.service.api.requests import (
@@ -31,10 +29,10 @@ from scanline.service.api.requests import (
     DrawRequest,
     SampleRequest,
 )
-from scanline.service.api.specs import build_spec
 from scanline.service.api.submission import (
     Background,
     IdempotencyKey,
+    build_spec,
     request_key,
     submit_generation,
 )

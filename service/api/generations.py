@@ -14,9 +14,9 @@ from scanline.service.api.generation_reply import (
     IMAGES_RESPONSE,
     encode_generation,
     json_reply,
+    negotiate_media_type,
     stream_generation,
 )
-from scanline.service.api.media import negotiate_media_type
 from scanline.service.api.replies import GenerationReply
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.api.waiting import wait_until_finished

@@ -19,8 +19,7 @@ from scanline.service.api.dependencies import (
 )
 from scanline.service.api.replies import example
 from scanline.service.api.requests import VerifyForm
-from scanline.service.api.specs import build_spec
-from scanline.service.api.submission import submit_generation
+from scanline.service.api.submission import build_spec, submit_generation
 from scanline.service.api.waiting import wait_for_images
 from scanline.service.engine.generation import GenerationSpec
 from scanline.service.errors import error_responses

@@ -12,10 +12,9 @@ import typer
 
 from scanline.service import __version__
 from scanline.service.cli.bench import bench
-from scanline.service.cli.compact import compact
+from scanline.service.cli.checkpoints import compact, import_weights
 from scanline.service.cli.draw import complete, sample
 from scanline.service.cli.evaluate import evaluate
-from scanline.service.cli.import_weights import import_weights
 from scanline.service.cli.paper import paper
 from scanline.service.cli.serve import serve
 from scanline.service.cli.train import train

@@ -14,9 +14,13 @@ from scanline.service.api.dependencies import (
     check_capacity,
     find_model,
 )
-from scanline.service.api.media import GENERATION_HEADERS, generation_headers
-from scanline.service.api.specs import build_spec
-from scanline.service.api.submission import IdempotencyKey, request_key, submit_generation
+from scanline.service.api.generation_reply import GENERATION_HEADERS, generation_headers
+from scanline.service.api.submission import (
+    IdempotencyKey,
+    build_spec,
+    request_key,
+    submit_generation,
+)
 from scanline.service.api.waiting import wait_for_images
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.errors import error_responses

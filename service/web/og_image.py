@@ -23,7 +23,7 @@ from scanline.model.noise import MAX_SEED, RANDOM
 from scanline.service.api.cached_png import ClientETags, png_response
 from scanline.service.api.dependencies import AppStateDep, find_model
 from scanline.service.api.requests import SamplingFields
-from scanline.service.api.specs import build_spec
+from scanline.service.api.submission import build_spec
 from scanline.service.engine.generation import Generation
 from scanline.service.http.errors import ApiError
 from scanline.service.images import read_masked_image, to_grid

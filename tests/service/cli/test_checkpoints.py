@@ -1,4 +1,4 @@
-"""``scanline import``."""
+"""``scanline import`` and ``scanline compact``."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from scanline.model.checkpoint import load_checkpoint
+from scanline.model.checkpoint import load_checkpoint, save_checkpoint
+from tests.conftest import random_network, tiny_config
 from tests.model.test_paper_checkpoint import authors_tensors
 from tests.service.cli.command_line import run_command
 
@@ -50,3 +51,20 @@ def test_import_reads_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     finally:
         os.close(reading)
     assert "its layers need" in capsys.readouterr().err  # so it has been read
+
+
+def test_compact_writes_a_smaller_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "it.safetensors", tmp_path / "small.safetensors"
+    network = random_network(tiny_config()).float()
+    save_checkpoint(source, network, {"steps": 2})
+    assert run_command("compact", str(source), str(out)) == 0
+    assert f"scanline evaluate --weights {tmp_path} --model small" in capsys.readouterr().out
+    assert out.stat().st_size < source.stat().st_size
+    small = load_checkpoint(out)
+    assert small.facts == {"steps": 2}
+    weight = network.head.predictor.weight
+    assert torch.equal(small.model.head.predictor.weight, weight.half().float())
+    assert run_command("compact", str(source), str(out)) == 1
+    assert "exists already" in capsys.readouterr().err
