@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from pydantic import BeforeValidator, WithJsonSchema
 
 from scanline.model.noise import MAX_SEED
 from scanline.service.api.dependencies import (
@@ -32,23 +31,7 @@ _REPLIES: dict[int | str, dict[str, Any]] = error_responses(404, 409, 429, 500, 
     200: {"description": "The sample.", "content": {"image/png": {}}, "headers": _CACHED},
     304: {"description": "The client's copy (`If-None-Match`) is still valid."},
 }
-
-
-def _canonical_decimal(text: str) -> str:
-    """Refuse other notations of an integer, so that one picture has one URL."""
-    if not text.isascii() or not text.isdecimal() or (text[0] == "0" and len(text) > 1):
-        raise ValueError("must consist of digits, without leading zeros")
-    if len(text) > len(str(MAX_SEED)) or int(text) > MAX_SEED:
-        raise ValueError(f"must be 0 to {MAX_SEED}")
-    return text
-
-
-Seed = Annotated[
-    int,
-    BeforeValidator(_canonical_decimal),
-    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_SEED}),
-    Path(description="Seed of the sample."),
-]
+Seed = Annotated[int, Path(ge=0, le=MAX_SEED, description="Seed of the sample.")]
 
 
 def _client_etags(
