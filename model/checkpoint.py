@@ -115,11 +115,8 @@ def _read(
     path: Path, weights: bool = True
 ) -> tuple[ModelConfig, dict[str, Any], dict[str, Tensor]]:
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            names = file.keys() if weights else ()
-            tensors = {name: file.get_tensor(name) for name in names}
-    except FileNotFoundError:  # safetensors raises it for a lack of permission too
+        metadata, tensors = _read_file(path) if weights else (_read_metadata(path), {})
+    except (FileNotFoundError, PermissionError):  # safetensors raises the first for the second too
         try:
             path.stat()
         except FileNotFoundError:
@@ -153,6 +150,26 @@ def _read(
     ) as error:  # fmt: skip
         raise CheckpointError(f"{path} has invalid metadata: {error}") from None
     return config, facts, tensors
+
+
+def _read_metadata(path: Path) -> dict[str, str]:
+    with safetensors.safe_open(path, framework="pt") as file:
+        return file.metadata() or {}
+
+
+def _read_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Read the metadata and the tensors of a file.
+
+    The file is not mapped into memory: if it were truncated meanwhile, by ``cp`` for example, the
+    process would end.
+    """
+    data = path.read_bytes()
+    try:
+        tensors = safetensors.torch.load(data)
+    except KeyError as error:  # a dtype that torch lacks
+        raise safetensors.SafetensorError(f"unknown dtype {error}") from None
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return header.get("__metadata__") or {}, tensors
 
 
 def _check_facts(facts: dict[str, Any]) -> None:

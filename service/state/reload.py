@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -158,7 +156,9 @@ class ModelReloader:
         """Open the model of a new or changed file, and serve it."""
         served = self._registry.served
         try:
-            checkpoint = _load_copy(state)
+            checkpoint = load_checkpoint(state.path)
+            if FileState.of(state.path) != state:
+                raise CheckpointError(f"{state.path} changed while it was read")
             if (old := served.get(name)) is None or _differs(checkpoint, old.checkpoint):
                 opened = self._registry.open([checkpoint])
                 self._serve_ordered({**served, **opened})
@@ -197,33 +197,6 @@ class ModelReloader:
         for name, reason in result.failed.items():
             log.error("%s: not reloaded: %s", name or self._folder, reason)
             self._changes.labels("failed").inc()
-
-
-def _load_copy(state: FileState) -> Checkpoint:
-    """Load a checkpoint from a copy of its file.
-
-    A file that is truncated while it is mapped into memory, by ``cp`` for example, would end the
-    process.
-
-    Raises:
-        CheckpointError: The file cannot be used, or has changed since ``state`` was read.
-    """
-    path = state.path
-    with tempfile.TemporaryDirectory(prefix="scanline-") as folder:
-        copy = Path(folder) / path.name
-        try:
-            shutil.copyfile(path, copy)
-        except OSError as error:  # its text would name the copy
-            reason = error.strerror
-            raise CheckpointError(
-                f"{path} cannot be copied to the temporary folder: {reason}"
-            ) from None
-        if FileState.of(path) != state:
-            raise CheckpointError(f"{path} changed while it was read")
-        try:
-            return load_checkpoint(copy)
-        except CheckpointError as error:
-            raise CheckpointError(str(error).replace(str(copy), str(path))) from None
 
 
 def _differs(new: Checkpoint, old: Checkpoint) -> bool:

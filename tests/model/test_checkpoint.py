@@ -21,6 +21,7 @@ from scanline.model.checkpoint import (
     load_by_name,
     load_checkpoint,
     load_checkpoints,
+    read_config,
     save_checkpoint,
 )
 from scanline.model.network import LinearTransformer
@@ -128,6 +129,31 @@ def test_truncated_file_is_rejected(tmp_path: Path, share: float) -> None:
     path.write_bytes(content[: int(len(content) * share)])
     with pytest.raises(CheckpointError, match=r"tiny.safetensors is damaged .* train it again"):
         load_checkpoint(path)
+
+
+def test_padded_file_is_rejected(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path)
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(CheckpointError, match=r"tiny.safetensors is damaged .* train it again"):
+        load_checkpoint(path)
+
+
+def test_unknown_dtype_is_rejected(tmp_path: Path) -> None:
+    header = json.dumps({"weight": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}).encode()
+    path = tmp_path / "odd.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    with pytest.raises(CheckpointError, match=r"damaged .* \(unknown dtype 'F4'\)"):
+        load_checkpoint(path)
+
+
+def test_weights_are_not_mapped_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a file that is truncated while it is read would end the process."""
+    path, network = saved(tmp_path)
+    monkeypatch.setattr("safetensors.safe_open", lambda *_, **__: pytest.fail("was mapped"))
+    monkeypatch.setattr("safetensors.torch.safe_open", lambda *_, **__: pytest.fail("was mapped"))
+    assert torch.equal(load_checkpoint(path).model.norm.bias, network.norm.bias)
 
 
 @pytest.mark.parametrize("content", [b"hello", b"\x89PNG\r\n\x1a\n" + bytes(100), bytes(4096)])
@@ -286,13 +312,21 @@ def test_find_and_load_checkpoints_by_name(tmp_path: Path) -> None:
 def test_unreadable_file_is_not_reported_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise FileNotFoundError  # what safetensors raises if permission is denied
+    def refuse(error: type[OSError]) -> Callable[..., None]:
+        def raise_error(*_: object, **__: object) -> None:
+            raise error
 
-    save_checkpoint(tmp_path / "a.safetensors", random_network(tiny_config()), {})
-    monkeypatch.setattr("safetensors.safe_open", refuse)
-    with pytest.raises(CheckpointError, match="cannot be read: permission denied"):
-        load_checkpoint(tmp_path / "a.safetensors")
+        return raise_error
+
+    path = tmp_path / "a.safetensors"
+    save_checkpoint(path, random_network(tiny_config()), {})
+    monkeypatch.setattr(Path, "read_bytes", refuse(PermissionError))
+    # safetensors raises this error if permission is denied.
+    monkeypatch.setattr("safetensors.safe_open", refuse(FileNotFoundError))
+    for read in (load_checkpoint, read_config):
+        with pytest.raises(CheckpointError, match="cannot be read: permission denied"):
+            read(path)
+    monkeypatch.undo()
     with pytest.raises(CheckpointError, match="there is no checkpoint at"):
         load_checkpoint(tmp_path / "b.safetensors")
 
