@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
+from functools import partial
 from typing import Annotated, BinaryIO, NamedTuple
 
 from fastapi import APIRouter, Depends, Form, Request, Response
@@ -30,18 +30,17 @@ from scanline.service.http.responses import json_response
 from scanline.service.images import read_masked_image
 from scanline.service.recipes.recipe import Recipe
 from scanline.service.recipes.verification import (
+    KnownPixels,
     Saved,
     Verdict,
     Verification,
+    add_given,
     compare,
-    find_given,
     no_recipe,
     options_of,
-    other_source,
     other_weights,
     read_picture,
     scale_down,
-    source_missing,
 )
 from scanline.service.state.app_state import AppState
 from scanline.service.state.registry import LoadedModel
@@ -128,10 +127,13 @@ async def _draw_and_compare(
     config = loaded.engine.config
     spec = _spec(request, app_state, loaded, recipe)
     if recipe.given is not None:
-        add_given = (_add_given, form, recipe, saved, config, spec)
-        completion = await app_state.upload_pool.run_for(request, *add_given)
-        if completion is None:
-            return source_missing(recipe) if form.source is None else other_source(recipe)
+        source = form.source
+        read_source = None if source is None else partial(_read_source, source.file, form)
+        completion = await app_state.upload_pool.run_for(
+            request, add_given, recipe, saved, config, spec, read_source
+        )
+        if isinstance(completion, Verification):
+            return completion
         spec = completion
     elif form.source is not None:
         raise ApiError(
@@ -172,24 +174,14 @@ def _spec(
         ) from None  # fmt: skip
 
 
-def _add_given(
-    form: VerifyForm,
-    recipe: Recipe,
-    saved: Saved,
-    config: ModelConfig,
-    spec: GenerationSpec,
-) -> GenerationSpec | None:
-    """Add a completion's known pixels to its spec; None if they are not at hand."""
-    if form.source is None:
-        return find_given(recipe, saved, config, spec)
+def _read_source(source: BinaryIO, form: VerifyForm, config: ModelConfig) -> KnownPixels:
+    """Read the picture that was completed."""
     mask = form.mask.file if form.mask else None
     try:
-        canvas, known = read_masked_image(form.source.file, mask, form.known_rows, form.fit, config)
+        return read_masked_image(source, mask, form.known_rows, form.fit, config)
     except ImageError as error:
         param = "source" if error.param == "image" else error.param
         raise ImageError(str(error), param, error.code) from None
-    spec = replace(spec, canvas=canvas, known=known)
-    return spec if spec.given_digest == recipe.given else None
 
 
 def _reply(verification: Verification) -> Response:

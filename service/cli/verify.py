@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +13,8 @@ from scanline.service.cli.options import Backend, Fit, Threads, WeightsDir
 if TYPE_CHECKING:
     from scanline.model.checkpoint import Checkpoint
     from scanline.model.config import ModelConfig
-    from scanline.service.engine.generation import GenerationSpec
     from scanline.service.recipes.recipe import Recipe
-    from scanline.service.recipes.verification import Verification
+    from scanline.service.recipes.verification import KnownPixels, ReadSource, Verification
 
 
 def verify(
@@ -58,8 +57,8 @@ def verify(
         raise ValueError("--rows needs --source, the picture that was completed")
     if changes is not None:
         check_target(changes)
-    given = None if source is None else (source, rows, fit)
-    verdict = _verify(picture, weights, backend, threads, given)
+    read_source = None if source is None else partial(_read_source, source, rows, fit)
+    verdict = _verify(picture, weights, backend, threads, read_source)
     typer.echo(f"{picture}: {verdict.message}")
     if changes is not None and verdict.changes is not None:
         write_atomically(changes, verdict.changes)
@@ -75,7 +74,7 @@ def _verify(
     weights: Path | None,
     backend: str,
     threads: int | None,
-    given: tuple[Path, int | None, Fit] | None,
+    read_source: ReadSource | None,
 ) -> Verification:
     """Draw a picture's recipe and compare."""
     from scanline.model.sampling import SamplingError, resolve
@@ -101,38 +100,23 @@ def _verify(
         raise ValueError(f"the recipe in the file does not fit the model: {error}") from None
     spec = GenerationSpec(n=recipe.n, seed=recipe.seed, sampling=sampling)
     if recipe.given is not None:
-        completion = (
-            verifying.find_given(recipe, saved, config, spec)
-            if given is None
-            else _read_given(recipe, spec, config, *given)
-        )
-        if completion is None:
-            missing = given is None
-            return (verifying.source_missing if missing else verifying.other_source)(recipe)
+        completion = verifying.add_given(recipe, saved, config, spec, read_source)
+        if isinstance(completion, verifying.Verification):
+            return completion
         spec = completion
-    elif given is not None:
+    elif read_source is not None:
         raise ValueError("this picture is not a completion; leave out --source")
     generation, provenance = draw_generation(checkpoint, spec, backend, threads)
     images = [image.read(0, config.pixels) for image in generation.images]
     return verifying.compare(recipe, saved, images, config, provenance)
 
 
-def _read_given(
-    recipe: Recipe,
-    spec: GenerationSpec,
-    config: ModelConfig,
-    source: Path,
-    rows: int | None,
-    fit: Fit,
-) -> GenerationSpec | None:
-    """Add the known pixels of ``source`` to a spec; None if they are not those of the recipe."""
+def _read_source(source: Path, rows: int | None, fit: Fit, config: ModelConfig) -> KnownPixels:
+    """Read the picture that was completed."""
     from scanline.service.cli.pictures import open_picture, read_file
     from scanline.service.images import read_masked_image
 
-    file = read_file(source)
-    canvas, known = read_masked_image(file, None, rows, fit, config, open_picture)
-    spec = replace(spec, canvas=canvas, known=known)
-    return spec if spec.given_digest == recipe.given else None
+    return read_masked_image(read_file(source), None, rows, fit, config, open_picture)
 
 
 def _find(recipe: Recipe, weights: Path | None) -> Checkpoint | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import BinaryIO, NamedTuple
@@ -20,6 +20,10 @@ from scanline.service.recipes.recipe import Recipe, read_recipe
 
 CHANGED = (255, 0, 80)  # colour of changed pixels
 MIN_CHANGES_SIDE = 280  # pixels of the picture of the changes
+
+# Values of a picture, uint8 ``[T, C]``, and which of its pixels are known, bool ``[T]``.
+KnownPixels = tuple[NDArray[np.uint8], NDArray[np.bool_]]
+ReadSource = Callable[[ModelConfig], KnownPixels]
 
 
 class Verdict(StrEnum):
@@ -113,24 +117,6 @@ def other_weights(recipe: Recipe, here: str | None) -> Verification:
     return Verification(Verdict.OTHER_WEIGHTS, message, recipe)
 
 
-def source_missing(recipe: Recipe) -> Verification:
-    """Return the verdict on a completion whose source is needed, but was not given."""
-    message = (
-        "This picture is a completion. To check it, the original picture is needed, with the same "
-        "part marked."
-    )
-    return Verification(Verdict.SOURCE_MISSING, message, recipe)
-
-
-def other_source(recipe: Recipe) -> Verification:
-    """Return the verdict on a completion whose source was given with other known pixels."""
-    message = (
-        "Another picture was completed, or another part of it was marked: check the source and "
-        "its mask, number of known rows and fit."
-    )
-    return Verification(Verdict.OTHER_SOURCE, message, recipe)
-
-
 def scale_down(
     recipe: Recipe, pixels: NDArray[np.uint8], config: ModelConfig
 ) -> Saved | Verification:
@@ -157,23 +143,47 @@ def scale_down(
     return Saved(values, (blocks != values[:, None, :, None]).any(axis=(1, 3, 4)), margin)
 
 
-def find_given(
-    recipe: Recipe, saved: Saved, config: ModelConfig, spec: GenerationSpec
-) -> GenerationSpec | None:
-    """Add the known pixels of a completion to its spec; None if they are not at hand.
+def add_given(
+    recipe: Recipe,
+    saved: Saved,
+    config: ModelConfig,
+    spec: GenerationSpec,
+    read_source: ReadSource | None,
+) -> GenerationSpec | Verification:
+    """Add the known pixels of a completion to its spec, or return the verdict if they are missing.
 
     The finished picture contains its known pixels, but not which they are. The usual case, that
     the first rows are known, is found by trying each number of rows. All pictures of a grid have
     the same known pixels.
+
+    Args:
+        recipe: The completion's recipe.
+        saved: The finished picture or grid.
+        config: The model's config.
+        spec: The spec without known pixels.
+        read_source: Reads the picture that was completed; None if it was not given.
     """
-    first = saved.values[: config.height, : config.width, : config.channels]
-    canvas = first.reshape(config.pixels, config.channels)
-    for rows in range(1, config.height):
-        known = np.arange(config.pixels) < rows * config.width
-        tried = replace(spec, canvas=canvas, known=known)
-        if tried.given_digest == recipe.given:
-            return tried
-    return None
+    candidates: Iterable[KnownPixels]
+    if read_source is not None:
+        candidates, verdict = [read_source(config)], Verdict.OTHER_SOURCE
+        message = (
+            "Another picture was completed, or another part of it was marked: check the source and "
+            "its mask, number of known rows and fit."
+        )
+    else:
+        first = saved.values[: config.height, : config.width, : config.channels]
+        canvas, pixels = first.reshape(config.pixels, config.channels), np.arange(config.pixels)
+        candidates = ((canvas, pixels < rows * config.width) for rows in range(1, config.height))
+        verdict = Verdict.SOURCE_MISSING
+        message = (
+            "This picture is a completion. To check it, the original picture is needed, with the "
+            "same part marked."
+        )
+    for canvas, known in candidates:
+        completion = replace(spec, canvas=canvas, known=known)
+        if completion.given_digest == recipe.given:
+            return completion
+    return Verification(verdict, message, recipe)
 
 
 def compare(
