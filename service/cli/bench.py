@@ -10,12 +10,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from scanline.service.cli.options import Threads, WeightsDir, check_compatible
-
-SECONDS, REPEATS = 1.0, 5
+from scanline.service.cli.options import Threads, WeightsDir, check_compatible, given_options
 
 
 def bench(
+    context: typer.Context,
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -46,13 +45,8 @@ def bench(
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="Device to time; cuda is the triton backend.")
     ] = "cpu",
-    seconds: Annotated[
-        float | None, typer.Option(min=0.01, help=f"Duration of one run. Default: {SECONDS:g}.")
-    ] = None,
-    repeats: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"Number of runs; the median counts. Default: {REPEATS}."),
-    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Duration of one run.")] = 1.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of runs; the median counts.")] = 5,
     peer: Annotated[bool, typer.Option("--peer", help="Time fast-transformers as well.")] = False,
     http: Annotated[
         bool, typer.Option("--http", help="Compare the HTTP service with its decoder instead.")
@@ -68,16 +62,10 @@ def bench(
     ] = False,
 ) -> None:
     """Time the decoders, training or the service; print a table and one line of JSON."""
-    if not math.isfinite(seconds or 0) or not math.isfinite(pretend or 0):
+    if not math.isfinite(seconds) or not math.isfinite(pretend or 0):
         raise ValueError("--seconds and --pretend must be finite numbers")
-    given = {
-        "--weights": weights, "--backend": None if backend == "all" else backend, "--slots": slots,
-        "--threads": threads, "--isa": isa, "--precision": precision,
-        "--device": None if device == "cpu" else device, "--seconds": seconds,
-        "--repeats": repeats, "--peer": peer or None, "--http": http or None, "--pretend": pretend,
-        "--training": training or None,
-    }  # fmt: skip
-    names, seconds, repeats = models or [], seconds or SECONDS, repeats or REPEATS
+    given = [f"--{name}" for name in given_options(context) if name != "models"]
+    names = models or []
     if training:
         check_compatible("--training", given, "--threads", "--repeats")
         _bench_training(names, threads, repeats)

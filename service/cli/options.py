@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 
-def check_compatible(mode: str, given: Mapping[str, object], *allowed: str) -> None:
+def check_compatible(mode: str, given: Sequence[str], *allowed: str) -> None:
     """Raise ``ValueError`` if an option has no effect in a mode.
 
     Args:
         mode: The option that selects the mode.
-        given: The value of every option, None for those left out.
+        given: The options on the command line.
         *allowed: The other options of this mode.
     """
-    own = mode.partition(" ")[0]
-    known = {own, *allowed}
-    if others := [name for name, value in given.items() if value is not None and name not in known]:
+    known = {mode.partition(" ")[0], *allowed}
+    if others := [name for name in given if name not in known]:
         raise ValueError(
             f"{', '.join(others)}: not allowed with {mode}, which takes {', '.join(allowed)}"
         )
