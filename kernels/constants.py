@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+AttentionKind = Literal["linear", "softmax", "lsh-1", "lsh-4", "lsh-8"]
+ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 FeatureMap = Literal["elu", "relu", "polynomial", "inhomogeneous", "random", "fourier"]
 FEATURE_MAPS: tuple[FeatureMap, ...] = get_args(FeatureMap)
 

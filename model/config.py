@@ -10,7 +10,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
-from scanline.kernels.constants import MIXTURES, FeatureMap
+from scanline.kernels.constants import MIXTURES, AttentionKind, FeatureMap
 
 VALUES = 256  # intensities per channel
 NO_LABEL = -1
@@ -78,7 +78,7 @@ class ModelConfig:
     encoding: Literal["table", "linear"] = "table"
     order: Literal["subpixel", "pixel"] = "pixel"
     head: Literal["logistic_mixture", "categorical"] = "categorical"
-    attention: Literal["linear", "softmax", "lsh-1", "lsh-4", "lsh-8"] = "linear"
+    attention: AttentionKind = "linear"
     feature_map: FeatureMap = "elu"
     lsh_chunk: int = 32
     lsh_combine: Literal["union", "mean"] = "union"

@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 from typer.main import get_command
 
+from scanline.kernels.constants import ATTENTION_KINDS, FEATURE_MAPS
 from scanline.model.checkpoint import SHIPPED_WEIGHTS, load_checkpoint
 from scanline.service.cli.main import app
 from tests.server_processes import free_port, wait_ready
@@ -188,6 +189,11 @@ def test_all_settings_are_documented() -> None:
 
     for name in Settings.model_fields:
         assert f"`{name.upper()}`" in PAGES["docs/operations.md"], name
+
+
+def test_all_kinds_of_attention_and_feature_maps_are_documented() -> None:
+    for name in (*ATTENTION_KINDS, *FEATURE_MAPS):
+        assert f"`{name}`" in PAGES["docs/training.md"], name
 
 
 def test_all_error_codes_and_metrics_are_documented() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanline.kernels.constants import AttentionKind
 from scanline.kernels.ops.linear import (
     LinearOutput,
     linear_deferred_bias,
@@ -23,7 +24,7 @@ from scanline.model.layers.short_conv import ShortConv
 from scanline.model.layers.softmax import SoftmaxAttention
 
 # Attention layers by their name in the config.
-ATTENTIONS: dict[str, Callable[[ModelConfig], Attention]] = {
+ATTENTIONS: dict[AttentionKind, Callable[[ModelConfig], Attention]] = {
     "linear": LinearAttention,
     "softmax": SoftmaxAttention,
     "lsh-1": LshAttention,

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
+from scanline.kernels.constants import ATTENTION_KINDS
+from scanline.model.data.catalog import one_of
 from scanline.model.evaluation.records import recorded_bits_per_dim
 from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, find_model
 from scanline.service.api.replies import example
@@ -45,7 +47,7 @@ class ModelReply(BaseModel):
     steps: Annotated[int, Field(description="Number of network steps per image.")]
     order: str
     attention: Annotated[
-        str, Field(description="linear, softmax, or lsh-N with N rounds of hashing.")
+        str, Field(description=f"{one_of(ATTENTION_KINDS)}; lsh-N has N rounds of hashing.")
     ]
     parameters: int
     backend: str

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from scanline.kernels.constants import FEATURE_MAPS
+from scanline.kernels.constants import ATTENTION_KINDS, FEATURE_MAPS
 from scanline.model.config import PRESETS
 from scanline.model.data.catalog import one_of
 from scanline.model.training.config import TrainingConfig
@@ -144,7 +144,7 @@ def train(
     decay: Annotated[
         float,
         typer.Option(
-            help="Share of the steps over which the learning rates fall to 0.",
+            help="Learning-rate decay: the share of the steps over which the rates fall to 0.",
             rich_help_panel="Learning rates",
         ),
     ] = DEFAULTS.decay,
@@ -174,7 +174,7 @@ def train(
     attention: Annotated[
         str | None,
         typer.Option(
-            help="linear, softmax, lsh-1, lsh-4 or lsh-8. Default: the preset's.",
+            help=f"{one_of(ATTENTION_KINDS)}. Default: the preset's.",
             rich_help_panel="Network",
         ),
     ] = None,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scanline.kernels.constants import MIXTURES
+from scanline.kernels.constants import ATTENTION_KINDS, FEATURE_MAPS, MIXTURES
 from scanline.model.config import NEIGHBOURS, PRESETS, ModelConfig
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
@@ -61,8 +61,14 @@ def test_config_is_frozen_and_hashable() -> None:
         ({"encoding": "both"}, "encoding must be one of table, linear, not 'both'"),
         ({"order": "raster"}, "order must be one of subpixel, pixel, not 'raster'"),
         ({"head": "softmax"}, "head must be one of logistic_mixture, categorical, not 'softmax'"),
-        ({"attention": "local"}, "attention must be one of linear, softmax, .*, not 'local'"),
-        ({"feature_map": "sine"}, "feature_map must be one of elu, relu, .*, not 'sine'"),
+        (
+            {"attention": "local"},
+            f"attention must be one of {', '.join(ATTENTION_KINDS)}, not 'local'",
+        ),
+        (
+            {"feature_map": "sine"},
+            f"feature_map must be one of {', '.join(FEATURE_MAPS)}, not 'sine'",
+        ),
         ({"norm": ""}, "norm must be one of pre, post, not ''"),
         ({"activation": "silu"}, "activation must be one of gelu, relu, not 'silu'"),
         ({"positions": "rotary"}, "positions must be one of learned, sinusoidal, not 'rotary'"),
