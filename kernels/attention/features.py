@@ -119,22 +119,20 @@ def feature_count(feature_map: FeatureMap, K: int) -> int:
     return _MAPS[feature_map].count(K)
 
 
-def features(x: Tensor, feature_map: str | None, directions: Tensor | None = None) -> Tensor:
+def features(x: Tensor, feature_map: str, directions: Tensor | None = None) -> Tensor:
     """Apply a feature map by name: ``[..., K]`` → ``[..., F]``.
 
     Args:
         x: Queries or keys.
-        feature_map: One of ``FEATURE_MAPS``; None returns ``x`` unchanged.
+        feature_map: One of ``FEATURE_MAPS``.
         directions: Directions of the feature maps ``random`` and ``fourier``.
 
     Raises:
         ValueError: Unknown feature map, or no directions for one that needs them.
     """
-    if feature_map is None:
-        return x
     if feature_map not in _MAPS:
         known = ", ".join(FEATURE_MAPS)
-        raise ValueError(f"feature map must be one of {known}, or None, not {feature_map!r}")
+        raise ValueError(f"feature map must be one of {known}, not {feature_map!r}")
     function, _, directed = _MAPS[feature_map]
     if not directed:
         return function(x)

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scanline.kernels.attention.features import features
-from scanline.kernels.constants import ATTENTION_EPS, FeatureMap
+from scanline.kernels.constants import ATTENTION_EPS
 
 CHUNK = 32
 
@@ -57,28 +56,23 @@ def naive_linear_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    feature_map: FeatureMap | None = None,
-    directions: Tensor | None = None,
     causal: bool = True,
 ) -> tuple[Tensor, AttentionState]:
     """Compute eq. 9-12 with the full T × T matrix, as the reference for faster forms.
 
     Args:
-        q: Queries ``[B, T, H, K]`` in any floating dtype, before the feature map if one is named.
+        q: Queries ``[B, T, H, K]`` in any floating dtype.
         k: Keys, like ``q``.
         v: Values ``[B, T, H, V]``.
-        feature_map: Name of the feature map to apply; None if already applied.
-        directions: Directions of the feature maps ``random`` and ``fourier``.
         causal: If False, every position attends to all positions (eq. 6).
 
     Returns:
         ``o`` like ``v``, and the final state.
 
     Raises:
-        ValueError: Wrong shapes or an unknown feature map.
+        ValueError: Wrong shapes.
     """
     check_shapes(q, k, v)
-    q, k = features(q, feature_map, directions), features(k, feature_map, directions)
     scores = torch.einsum("bthk,bshk->bhts", q, k)
     if causal:
         scores = scores.tril()

@@ -39,9 +39,8 @@ def linear_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    feature_map: FeatureMap | None = None,
-    directions: Tensor | None = None,
     causal: bool = True,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, AttentionState]:
     """Compute eq. 9-12 in time and memory linear in T, with gradients by eq. 13-15.
 
@@ -51,21 +50,22 @@ def linear_attention(
     supports it.
 
     Args:
-        q: Queries ``[B, T, H, K]``, before the feature map if one is named.
+        q: Queries ``[B, T, H, K]``, after the feature map.
         k: Keys, like ``q``.
         v: Values ``[B, T, H, V]``.
-        feature_map: Name of the feature map to apply; None if already applied.
-        directions: Directions of the feature maps ``random`` and ``fourier``.
         causal: If False, every position attends to all positions (eq. 6).
+        lengths: The number of positions of each row, int64 ``[B]``; T by default.
 
     Returns:
-        ``o`` like ``v``, and the final state.
+        ``o`` like ``v``, and each row's state after its last position.
 
     Raises:
-        ValueError: Wrong shapes or an unknown feature map.
+        ValueError: Wrong shapes.
     """
     check_shapes(q, k, v)
-    q, k = features(q, feature_map, directions), features(k, feature_map, directions)
+    if lengths is not None:
+        beyond = torch.arange(k.shape[1], device=k.device) >= lengths.unsqueeze(1)
+        k = k.masked_fill(beyond[..., None, None], 0)  # a key of zero adds nothing to the sums
     if causal and uses_triton(q, v):
         from scanline.kernels.cuda.attention import triton_linear_attention  # imports Triton
 
@@ -110,7 +110,8 @@ def packed_linear_attention(
 
         return triton_packed_attention(qkv)
     q, k, v = qkv.unbind(2)
-    return linear_attention(q, k, v, feature_map=feature_map, directions=directions)[0]
+    q, k = features(q, feature_map, directions), features(k, feature_map, directions)
+    return linear_attention(q, k, v)[0]
 
 
 def projected_linear_attention(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from scanline.kernels.attention.features import (
@@ -51,9 +50,7 @@ class LinearAttention(Attention):
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         q, k, v = self.qkv(x)
-        beyond = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(1)
-        k = self.features(k).masked_fill(beyond[..., None, None], 0)  # adds 0 to the sums
-        attended, sums = linear_attention(self.features(q), k, v)
+        attended, sums = linear_attention(self.features(q), self.features(k), v, lengths=lengths)
         return self.merge_heads(attended), {"kv": sums.kv, "z": sums.z}
 
     def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def test_packed_equals_naive_with_its_gradient(
             o = triton_packed_attention(qkv)
         else:
             q, k, v = qkv.unbind(2)
-            o, _ = naive_linear_attention(q, k, v, feature_map="elu")
+            o, _ = naive_linear_attention(elu_feature_map(q), elu_feature_map(k), v)
         weight = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o.device)
         (gradient,) = torch.autograd.grad((weight * o.double()).sum(), qkv)
         results.append((o, gradient))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from scanline.kernels.attention.features import elu_feature_map
 from scanline.kernels.attention.naive import naive_linear_attention
 from scanline.kernels.cuda import attention as triton_attention
 from scanline.kernels.ops import attention as dispatch
@@ -52,9 +53,10 @@ def test_dispatch_by_device_dtype_and_head_size(
     assert not uses_triton(q.double(), v.double())
     assert not uses_triton(q[..., :15], v)
     assert not uses_triton(q, v.repeat(1, 1, 1, 5))
-    expected, _ = naive_linear_attention(q.double(), k.double(), v.double(), feature_map="elu")
+    q, k = elu_feature_map(q), elu_feature_map(k)
+    expected, _ = naive_linear_attention(q.double(), k.double(), v.double())
     calls = record_calls(monkeypatch, target)
-    o, _ = linear_attention(q, k, v, feature_map="elu")
+    o, _ = linear_attention(q, k, v)
     assert calls == [SEPARATE]
     assert_close(o.double(), expected, o.dtype)
 

@@ -151,12 +151,11 @@ class TransformerLayer(nn.Module):
                 q, v, self.rotations, lengths=lengths, causal=False, combine=LSH_COMBINE
             )
         k = self.key(x).view(heads)
-        mask = _length_mask(x, lengths)
-        if self.kind == "linear":  # eq. 6; keys of zero add nothing to the sums
-            k = elu_feature_map(k).masked_fill(~mask[..., None, None], 0)
-            return linear_attention(elu_feature_map(q), k, v, causal=False)[0]
+        if self.kind == "linear":  # eq. 6
+            q, k = elu_feature_map(q), elu_feature_map(k)
+            return linear_attention(q, k, v, causal=False, lengths=lengths)[0]
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        attn_mask = mask[:, None, None]
+        attn_mask = _length_mask(x, lengths)[:, None, None]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask).transpose(1, 2)
 
 

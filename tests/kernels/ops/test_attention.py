@@ -124,6 +124,19 @@ def test_zero_keys_leave_the_state_unchanged(T: int) -> None:
     assert_close(padded.z, final.z)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_lengths_end_each_row(causal: bool) -> None:
+    q, k, v = inputs(40)
+    lengths = torch.tensor([33, 7])
+    o, final = linear_attention(q, k, v, causal=causal, lengths=lengths)
+    for row, length in enumerate(lengths.tolist()):
+        part = (slice(row, row + 1), slice(length))
+        expected, state = linear_attention(q[part], k[part], v[part], causal=causal)
+        assert_close(o[part], expected)
+        assert_close(final.kv[row], state.kv[0])
+        assert_close(final.z[row], state.z[0])
+
+
 def test_inputs_are_not_modified() -> None:
     q, k, v = inputs(33)
     copies = [x.clone() for x in (q, k, v)]
@@ -240,26 +253,14 @@ def test_feature_map_is_elu_plus_one() -> None:
     )
 
 
-@pytest.mark.parametrize("form", [naive_linear_attention, linear_attention])
-def test_named_feature_map_is_applied_to_queries_and_keys(form: object) -> None:
-    assert callable(form)
-    _, _, v = inputs(40)
-    q, k = torch.randn(2, *v.shape[:3], 5, dtype=torch.float64)
-    o, final = form(q, k, v, feature_map="elu")
-    expected_o, expected = form(elu_feature_map(q), elu_feature_map(k), v)
-    assert torch.equal(o, expected_o)
-    assert torch.equal(final.kv, expected.kv)
-    with pytest.raises(ValueError, match=r"one of elu, .*, or None, not 'sine'"):
-        form(q, k, v, feature_map="sine")
-
-
 def test_keys_of_minus_infinity_have_zero_features() -> None:
     _, _, v = inputs(40)
     q, k = torch.randn(2, *v.shape[:3], 5, dtype=torch.float64)
     k = k.requires_grad_()
     later = (torch.arange(40) >= 33)[:, None, None]
-    o, final = linear_attention(q, k.masked_fill(later, -torch.inf), v, feature_map="elu")
-    _, expected = linear_attention(q[:, :33], k[:, :33], v[:, :33], feature_map="elu")
+    phi_q, phi_k = elu_feature_map(q), elu_feature_map(k.masked_fill(later, -torch.inf))
+    o, final = linear_attention(phi_q, phi_k, v)
+    _, expected = linear_attention(phi_q[:, :33], phi_k[:, :33], v[:, :33])
     assert_close(final.kv, expected.kv)
     assert_close(final.z, expected.z)
     (gradient,) = torch.autograd.grad(o.sum(), k)
