@@ -5,7 +5,10 @@
 
 extern "C" {
 
-// Sizes and options of a decoder. kernels/native/abi.py reads the names of all structs' fields.
+// kernels/native/abi.py reads the names of all structs' fields. Each struct has only int32_t, like this
+// one, or only pointers.
+
+// Sizes and options of a decoder.
 struct Config {
     int32_t height, width, channels, step_channels;
     int32_t neighbourhood, sinusoidal, categorical, pre_norm, gelu;

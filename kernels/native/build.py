@@ -262,10 +262,21 @@ def _flags(isa: str) -> list[str]:
     return [*FLAGS, *ISAS[isa].flags, *_words("SCANLINE_CXXFLAGS")]
 
 
+def included_files(source: Path) -> list[Path]:
+    """Return a source and all headers that it includes by ``#include "..."``, also indirectly."""
+    files = [source.resolve()]
+    for path in files:  # which grows
+        for name in re.findall(r'^\s*#\s*include\s*"(.+?)"', path.read_text(), re.MULTILINE):
+            header = (path.parent / name).resolve()
+            if header not in files:
+                files.append(header)
+    return files
+
+
 def _stem(isa: str, source: Path) -> str:
     """Return the start of a build's file name, with a hash of its flags and sources."""
     key = hashlib.sha256("\0".join(_flags(isa)).encode())
-    for part in (source, *sorted({*FOLDER.glob("*.h"), *source.parent.glob("*.h")})):
+    for part in included_files(source):
         key.update(part.read_bytes())
     return f"{source.stem}-{isa}-{key.hexdigest()[:16]}"
 

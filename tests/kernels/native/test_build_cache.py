@@ -15,6 +15,7 @@ import pytest
 from scanline.kernels.cache import CacheFolderError
 from scanline.kernels.native import abi as native
 from scanline.kernels.native import build as native_build
+from scanline.kernels.native.build import DECODER, TRAINING, find_compiler, included_files
 from scanline.model.decoders.native import NativeDecoder
 from tests.conftest import ROOT
 from tests.kernels.native.fixtures import TINY, compilations
@@ -56,6 +57,17 @@ def test_concurrent_builds_of_two_processes(cache: Path, compiler: Path) -> None
         assert process.communicate(timeout=120)[0].strip() == b"b'portable'"
         assert process.returncode == 0
     assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize("source", [DECODER, TRAINING], ids=lambda source: source.stem)
+def test_included_files_are_those_of_the_compiler(source: Path) -> None:
+    """The compiler leaves out headers for other CPUs."""
+    listed = native_build.run_compiler([*find_compiler(), "-std=c++20", "-MM", str(source)])
+    _, *paths = listed.replace("\\\n", " ").split()
+    found = included_files(source)
+    assert {Path(path).resolve() for path in paths} <= {*found}
+    assert found[0] == source.resolve()
+    assert (DECODER.with_name("decoder.h").resolve() in found) == (source == DECODER)
 
 
 def test_damaged_build_is_rebuilt(
