@@ -22,7 +22,8 @@ export class MemoryScene {
   start(model, signal) {
     Object.assign(this, { model, signal });
     this.element.hidden = model.attention.startsWith("lsh"); // reads neither one state nor everything
-    for (const text of this.texts) text.hidden = text.dataset.attention !== model.attention;
+    const kind = model.attention === "softmax" ? "softmax" : "linear"; // all others have a state of fixed size
+    for (const text of this.texts) text.hidden = text.dataset.attention !== kind;
     this.player.stop();
     this.player.reset(model);
   }
