@@ -15,10 +15,13 @@ from tests.model.decoders.fixtures import BACKENDS
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    """Return each backend's name; skip those that cannot run here, with the reason."""
+    """Return each backend's name; skip those that cannot run here or lack an option of the config.
+
+    The reason is shown. A test's config is its parameter of this name.
+    """
     name = str(request.param)
     try:
-        create_decoder(LinearTransformer(tiny_config()), 1, name)
+        decoder = create_decoder(LinearTransformer(tiny_config()), 1, name)
     except BackendError as error:
         there = torch.version.cuda and torch.cuda.is_available()
         if name == "triton" and there and torch.cuda.get_device_capability() >= (8, 0):
@@ -26,6 +29,6 @@ def backend(request: pytest.FixtureRequest) -> str:
         pytest.skip(f"{name}: {error}")
     callspec = getattr(request.node, "callspec", None)
     config = callspec.params.get("config") if callspec else None
-    if name != "reference" and isinstance(config, ModelConfig) and config.attention != "linear":
-        pytest.skip(f"{name}: does not know attention {config.attention!r}")
+    if isinstance(config, ModelConfig) and (reason := decoder.unsupported(config)):
+        pytest.skip(f"{name}: {reason}")
     return name
