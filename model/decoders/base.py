@@ -301,14 +301,15 @@ _SIZE_FIELDS = {
 }  # fmt: skip
 
 
-# Values of each option that both compiled backends (native and triton) support. A backend adds
-# those that it supports alone to its own ``OPTIONS``.
+# Values of each option that both compiled backends (native and triton) support. A backend that
+# supports more values of an option lists all of them: ``COMPILED_OPTIONS | {option: values}``.
 COMPILED_OPTIONS = {
     "input": ("previous", "neighbourhood"),
     "encoding": ("table", "linear"),
     "order": ("subpixel", "pixel"),
     "head": ("logistic_mixture", "categorical"),
     "attention": ("linear",),
+    "feature_map": ("elu",),
     "short_conv": ("none", "2x3"),
     "norm": ("pre", "post"),
     "activation": ("gelu", "relu"),

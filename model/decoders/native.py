@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import NativeBuildError
@@ -27,7 +27,7 @@ from scanline.model.network import LinearTransformer
 # a bit raises it.
 ARITHMETIC = 1
 # Values of each option that this backend supports.
-OPTIONS = COMPILED_OPTIONS | {"feature_map": ("elu",)}
+OPTIONS = COMPILED_OPTIONS
 
 
 def _numpy(tensor: Tensor) -> NDArray[np.float32]:
@@ -164,8 +164,13 @@ class NativeDecoder(Decoder):
         self._native.step(np.ascontiguousarray(slots, np.int32), min(n, self.config.pixels))
 
 
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module by their names."""
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
 def _weights(model: LinearTransformer) -> dict[str, NDArray[np.float32] | None]:
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    tensors = _tensors(model)
     names = {
         "value_embedding": "input.value_embedding.weight", "start": "input.start",
         "tables": "input.tables", "linear_weight": "input.linear.weight",
@@ -184,7 +189,7 @@ def _layers(model: LinearTransformer) -> list[dict[str, NDArray[np.float32]]]:
     return [
         {
             name.removeprefix("attention.").replace(".", "_"): _numpy(tensor)
-            for name, tensor in block.named_parameters()
+            for name, tensor in _tensors(block).items()
         }
         for block in model.blocks
     ]

@@ -48,7 +48,7 @@ from scanline.model.network import LinearTransformer
 log = logging.getLogger("scanline.decoder")
 
 # Values of each option that this backend supports.
-OPTIONS = COMPILED_OPTIONS | {"feature_map": ("elu",)}
+OPTIONS = COMPILED_OPTIONS
 # With one image, a prefill takes the host about as long as single steps over this number of pixels
 # take the device. With many images a prefill is always faster, because it moves no states.
 MIN_PREFILL = 64

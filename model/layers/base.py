@@ -45,8 +45,8 @@ class Layer(nn.Module, ABC):
     def zeros(self, rows: int, *shape: int) -> Tensor:
         """Return zeros ``[rows, *shape]`` for a state: float32, or float64 for a float64 layer.
 
-        A state is never narrower than float32, because without decay the sums of linear
-        attention grow over the whole image.
+        A state is never narrower than float32, because the sums of linear attention grow
+        over the whole image.
         """
         like = next(self.parameters())
         dtype = torch.promote_types(like.dtype, torch.float32)
