@@ -5,8 +5,8 @@
 
 extern "C" {
 
-// kernels/native/abi.py reads the names of all structs' fields. Each struct has only int32_t, like this
-// one, or only pointers.
+// kernels/native/abi.py reads the names of all structs' fields. In each struct, either all fields are
+// int32_t or all are pointers.
 
 // Sizes and options of a decoder.
 struct Config {
