@@ -179,7 +179,12 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def isa_params(isas: Sequence[str]) -> list[Any]:
-    """Return ISA parameters: this CPU's best, AVX2 and portable; the others are marked broad."""
+    """Return ISA parameters: this CPU's best, AVX2 and portable; the others are marked broad.
+
+    If ``SCANLINE_ISA`` is set, it is the only one.
+    """
+    if chosen := os.environ.get("SCANLINE_ISA"):
+        isas = [isa for isa in isas if isa == chosen]
     usual = (cpu_isas()[0], "avx2", "portable")
     return [pytest.param(i, marks=() if i in usual else pytest.mark.broad, id=i) for i in isas]
 
