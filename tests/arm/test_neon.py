@@ -23,8 +23,16 @@ from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close
 from tests.kernels.native import golden
-from tests.kernels.native.fixtures import DTYPES, ERRORS, ODD_SIZES, STRICT, float64_outputs
-from tests.model.decoders.fixtures import KINDS, masked, network_for
+from tests.kernels.native.fixtures import (
+    DTYPES,
+    ERRORS,
+    KINDS,
+    ODD_SIZES,
+    STRICT,
+    every_kind,
+    float64_outputs,
+)
+from tests.model.decoders.fixtures import masked, network_for
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 
@@ -135,7 +143,7 @@ def test_neon_matches_float64(
     assert_close(torch.from_numpy(bits), torch.from_numpy(expected_bits), dtype)
 
 
-@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+@every_kind
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_bytes_do_not_depend_on_threads_and_batch(
     config: ModelConfig, precision: Precision, driver: Path, tmp_path: Path

@@ -16,9 +16,11 @@ from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
-from tests.model.decoders.fixtures import network_for
+from tests.model.decoders.fixtures import LAYERS, network_for
 
 TINY = LinearTransformer(tiny_config())
+KINDS = {name: config for name, config in LAYERS.items() if not NativeDecoder.unsupported(config)}
+every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
 # ISAs whose products a header of this folder computes in plain C++, and the ISA that runs the rest.
 EMULATED = {"avxvnni": "avx2", "amx": "avx512vnni"}
 

@@ -9,9 +9,9 @@ import numpy as np
 from scanline.kernels.native.abi import PRECISIONS, Precision
 from scanline.kernels.native.cpu import cpu_isas
 from scanline.model.decoders.native import NativeDecoder
-from tests.kernels.native.fixtures import ODD_SIZES
+from tests.kernels.native.fixtures import KINDS, ODD_SIZES
 from tests.kernels.native.test_value_predictor import repetitive
-from tests.model.decoders.fixtures import KINDS, masked, network_for
+from tests.model.decoders.fixtures import masked, network_for
 
 NARROW = {"avx2", "portable"} & {*cpu_isas()}  # shorter vectors have other tails
 NARROW_PRECISIONS: tuple[Precision, ...] = ("float32", "int8")

@@ -24,6 +24,7 @@ from tests.kernels.native.fixtures import (
     EMULATED,
     ERRORS,
     ODD_SIZES,
+    every_kind,
     float64_outputs,
     float64_outputs_of,
     trace,
@@ -31,7 +32,6 @@ from tests.kernels.native.fixtures import (
 )
 from tests.model.decoders.fixtures import (
     blank,
-    every_kind,
     masked,
     network_for,
     noise_of,

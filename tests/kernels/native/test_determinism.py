@@ -14,8 +14,8 @@ from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
-from tests.kernels.native.fixtures import TINY
-from tests.model.decoders.fixtures import KINDS, blank, every_kind, masked, network_for
+from tests.kernels.native.fixtures import KINDS, TINY, every_kind
+from tests.model.decoders.fixtures import blank, masked, network_for
 
 
 @every_kind

@@ -17,8 +17,8 @@ from scanline.model.decoders.base import BackendError
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.decoders.native import NativeDecoder
 from tests.conftest import tiny_config
-from tests.kernels.native.fixtures import TINY
-from tests.model.decoders.fixtures import blank, every_kind, network_for
+from tests.kernels.native.fixtures import TINY, every_kind
+from tests.model.decoders.fixtures import blank, network_for
 
 
 @pytest.mark.parametrize("slots", [[0, 1, 0], [3], [-2], [2**31 - 1]], ids=str)

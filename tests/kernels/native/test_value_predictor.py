@@ -14,7 +14,8 @@ from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
-from tests.model.decoders.fixtures import blank, every_kind, network_for
+from tests.kernels.native.fixtures import every_kind
+from tests.model.decoders.fixtures import blank, network_for
 
 
 def repetitive(config: ModelConfig) -> tuple[LinearTransformer, InputBatch]:

@@ -54,9 +54,10 @@ PAPER = tiny_config(
 SUBPIXEL = tiny_config(
     channels=3, order="subpixel", norm="post", positions="sinusoidal", classes=("cat", "dog")
 )
+# Networks that every backend draws.
 KINDS = {"grey": GREY, "rgb": RGB, "paper": PAPER, "subpixel": SUBPIXEL}
 every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
-# Including layers that a backend may not support.
+# Also networks with options that a compiled backend may not support.
 LAYERS = KINDS | {
     "softmax": dataclasses.replace(GREY, attention="softmax"),
     "lsh": dataclasses.replace(
