@@ -51,6 +51,26 @@ def test_metrics_describe_the_served_models(monkeypatch: pytest.MonkeyPatch) -> 
         assert metric_value(client, 'scanline_model_slow{model="grey"}') == 1
 
 
+def test_redrawn_images_are_counted() -> None:
+    app_state, app = build()
+    with talking_to(app) as client:
+        app_state.metrics.observer("grey").redrawn(3)
+        assert metric_value(client, 'scanline_redrawn_images_total{model="grey"}') == 3
+
+
+def test_waiting_tasks_are_counted_by_kind() -> None:
+    app_state, app = build()
+    pools = {
+        "score": app_state.score_pool, "upload": app_state.upload_pool,
+        "reply": app_state.encode_pool, "enlarge": app_state.large_encode_pool,
+    }  # fmt: skip
+    with talking_to(app) as client:
+        for waiting, pool in enumerate(pools.values(), 1):
+            pool.queued = waiting
+        for waiting, kind in enumerate(pools, 1):
+            assert metric_value(client, f'scanline_waiting_work{{kind="{kind}"}}') == waiting
+
+
 def test_refused_probes_are_not_counted_as_refused_requests() -> None:
     app_state, app = build()
     with talking_to(app) as client:

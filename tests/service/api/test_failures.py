@@ -195,6 +195,13 @@ def test_models_that_fail_to_open_are_reported(
     assert "no room" in app_state.failure
 
 
+def test_the_setting_threads_reaches_the_decoder() -> None:
+    app_state, _ = build({"threads": 3})
+    app_state.open([Checkpoint("grey", tiny_model())])
+    assert app_state.failure is not None
+    assert "the reference backend uses torch's threads" in app_state.failure
+
+
 def test_models_become_available_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that is still loading must not be reported as missing."""
     app_state, _ = build()

@@ -62,9 +62,12 @@ def test_without_keys_addresses_have_quotas_and_one_metric() -> None:
     fields = {"pixels_per_minute": T, "trusted_proxies": "127.0.0.1"}
     _, app = build(fields, {"grey": FakeDecoder(GREY, 4)})
     with talking_to(app) as client:
-        for address, status in (("192.0.2.1", 200), ("192.0.2.1", 429), ("192.0.2.2", 200)):
+        for address, status in (
+            ("192.0.2.1", 200), ("192.0.2.1", 429), ("192.0.2.2", 200),
+            ("2001:db8::1", 200), ("2001:db8::2", 429), ("2001:db8:0:1::1", 200),  # networks of /64
+        ):  # fmt: skip
             headers = {"X-Forwarded-For": address}
             reply = client.post("/v1/samples", json={"n": 4}, headers=headers)
             assert reply.status_code == status
-        metric = f'scanline_quota_pixels_total{{key=""}} {8 * T:.1f}'
+        metric = f'scanline_quota_pixels_total{{key=""}} {16 * T:.1f}'
         until(lambda: metric in client.get("/metrics").text, metric)

@@ -68,6 +68,7 @@ def test_random_seed_is_in_the_reply(api: LiveServer) -> None:
     first, second = api.samples().json(), api.samples().json()
     seeds = [body["images"][0]["seed"] for body in (first, second)]
     assert seeds[0] != seeds[1]
+    assert max(seeds) < 2**32  # short, and exact in JavaScript
     again = api.samples(seed=seeds[0]).json()
     assert again["images"][0]["png"] == first["images"][0]["png"]
 

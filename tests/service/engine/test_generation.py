@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import threading
 import weakref
 from collections import Counter
@@ -25,6 +26,14 @@ from scanline.service.http.disconnect import WaitingClient
 from tests.service.engine.fixtures import EVERY_FAKE, Gate, assert_right, drawn, finished, running
 from tests.service.fake_decoders import FakeDecoder, fake_image
 from tests.service.fixtures import DEADLINE, GREY, until
+
+
+def test_ids_cannot_be_guessed() -> None:
+    """Without API keys, a generation's id is all that protects it."""
+    one, other = (Generation("fake", GREY, GenerationSpec(n=1, seed=1)).id for _ in range(2))
+    assert re.fullmatch("gen_[0-9a-f]{24}", one)
+    assert one[4:12] != other[4:12]
+    assert one[-8:] != other[-8:]
 
 
 @EVERY_FAKE

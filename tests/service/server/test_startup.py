@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import resource
 import signal
@@ -15,9 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scanline.service.server import bind_sockets, raise_file_limit
+from scanline.service.cli.main import main
+from scanline.service.server import DrainingServer, bind_sockets, raise_file_limit
 from scanline.service.settings import Settings
-from tests.service.fixtures import GREY, save_tiny, until
+from tests.service.fixtures import GREY, logs_kept, save_tiny, until
 from tests.service.server.server_process import COMMAND, environment, serving
 
 
@@ -72,6 +74,24 @@ main(["serve"])
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_sighup_stays_ignored_and_the_log_level_is_set(
+    weights: Path, monkeypatch: pytest.MonkeyPatch, default_sighup: None
+) -> None:
+    """Under nohup, a closed terminal must not end the server."""
+    found: list[object] = []
+
+    def run(self: DrainingServer, sockets: list[socket.socket]) -> None:
+        found[:] = signal.getsignal(signal.SIGHUP), logging.root.level
+
+    monkeypatch.setattr(DrainingServer, "run", run)
+    for name, value in environment(weights, backend="reference").items():
+        monkeypatch.setenv(name, value)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    with logs_kept(), pytest.raises(SystemExit, match=r"^0$"):
+        main(["serve", "--port", "0", "--log-level", "warning"])
+    assert found == [signal.SIG_IGN, logging.WARNING]
 
 
 def test_a_fatal_error_is_logged_in_the_chosen_format(tmp_path: Path) -> None:
