@@ -105,47 +105,6 @@ def test_nan_and_infinity_stay_in_range(config: ModelConfig) -> None:
     run_sampling_kernel(network, parameters, unconditional, inputs)  # checks twins and neighbours
 
 
-@pytest.mark.parametrize("head", ["categorical", pytest.param("mixture", marks=pytest.mark.broad)])
-@pytest.mark.parametrize(("g", "top_p", "temperature"), [(1, 0.6, 1), (2.5, 0.8, 0.7)])
-def test_frequencies_match_the_distribution(
-    head: str, g: float, top_p: float, temperature: float
-) -> None:
-    """Chi-square test of the first channel's values."""
-    config, count = HEADS[head], 48
-    network, inputs = network_for(config), blank(config, count)
-    inputs.temperature[:], inputs.top_p[:], inputs.guidance[:] = temperature, top_p, g
-    conditional, unconditional = (head_parameters(config, 1, seed) for seed in (1, 2))
-    if config.head == "categorical":
-        for parameters in (conditional, unconditional):
-            parameters[:, 9:] -= 20  # few values, each sampled often
-            parameters *= 0.5
-    values = run_sampling_kernel(
-        network, conditional.expand(count, -1), unconditional.expand(count, -1), inputs
-    )
-    with torch.no_grad():
-        nothing = torch.zeros(1, config.step_channels, dtype=torch.long)
-        temperatures = torch.tensor([temperature], dtype=torch.float64)
-        logs = [
-            network.head.double().log_probs(one.double(), 0, nothing, temperatures)[0].numpy()
-            for one in (conditional, unconditional)
-        ]
-    weights = np.exp(g * logs[0] + (1 - g) * logs[1])
-    weights /= weights.sum()
-    order = np.argsort(-weights, kind="stable")
-    kept = np.cumsum(weights[order]) - weights[order] < top_p
-    expected = np.zeros(256)
-    expected[order[kept]] = count * weights[order[kept]] / weights[order[kept]].sum()
-    counts = np.bincount(values[:, 0], minlength=256)
-    assert not counts[expected == 0].any()
-    # Group neighbouring values until eight samples are expected.
-    groups = (np.cumsum(expected) / 8).astype(int)
-    pairs = [(counts[groups == i].sum(), expected[groups == i].sum()) for i in np.unique(groups)]
-    square = sum((observed - mean) ** 2 / mean for observed, mean in pairs if mean > 1)
-    freedom = len(pairs) - 1
-    assert freedom >= 2
-    assert square < freedom + 5 * np.sqrt(2 * freedom)
-
-
 def guided_inputs(config: ModelConfig, count: int) -> InputBatch:
     """Return inputs with guidance for every other image and top-p for some; twins come last."""
     inputs = masked(config, count, seed=5)

@@ -45,9 +45,30 @@ def head_parameters(config: ModelConfig, rows: int, seed: int) -> Tensor:
     return parameters
 
 
+def _two_values(config: ModelConfig, share: float) -> Tensor:
+    """Return parameters: at temperature 0.5, ``share`` of the value 50, and the rest of 200."""
+    logs = 0.5 * torch.tensor([share, 1 - share]).log()
+    if config.head == "categorical":
+        parameters = torch.full((config.head_outputs,), -20.0)
+        parameters[[50, 200]] = logs
+        return parameters
+    parameters = torch.zeros(config.head_outputs)
+    parameters[:10] = -20
+    parameters[:2] = logs
+    means, log_scales = parameters[10 : 10 * (1 + 2 * config.channels)].view(2, -1, 10)
+    means[:, :2] = torch.tensor([50, 200]) / 127.5 - 1
+    log_scales[:] = -7  # at temperature 0.5, almost all of a component's mass is at one value
+    return parameters
+
+
 def sampling_case(network: LinearTransformer) -> SamplingCase:
-    """Return a case with several values of every sampling option."""
-    config, count = network.config, 10
+    """Return a case with several values of every sampling option.
+
+    The last two images are next to the boundary of guidance with top-p, which cuts off the least
+    likely (1 - top_p) / 4 of the conditional distribution: one just keeps the value that guidance
+    prefers, the other one just loses it.
+    """
+    config, count = network.config, 12
     inputs = blank(config, count)
     scatter_seeds(inputs)
     inputs.temperature[:] = np.resize(np.array([1, 0.7, 0, 1.3], np.float32), count)
@@ -57,11 +78,15 @@ def sampling_case(network: LinearTransformer) -> SamplingCase:
     parameters[4:6] = parameters[4:6].round()  # many equal weights
     unconditional[4:6] = unconditional[4:6].round()
     parameters[8] = 0
+    inputs.temperature[-2:], inputs.top_p[-2:], inputs.guidance[-2:] = 0.5, 0.5, 2.5
+    parameters[-2:] = torch.stack([_two_values(config, share) for share in (0.865, 0.885)])
+    unconditional[-2:] = _two_values(config, 0.999)
     values = network.head.sample(
         parameters, torch.from_numpy(noise_of(inputs, config)[:, 0]),
         torch.from_numpy(inputs.temperature), torch.from_numpy(inputs.top_p),
         torch.from_numpy(inputs.guidance), unconditional,
     )  # fmt: skip
+    assert values[-2:, 0].tolist() == [200, 50]
     return SamplingCase(inputs, parameters, unconditional, values.numpy())
 
 
