@@ -11,9 +11,6 @@ from scanline.kernels.attention.features import DIRECTED_MAPS
 from scanline.kernels.constants import FEATURE_MAPS
 from scanline.model.api import draw
 from scanline.model.checkpoint import load_checkpoint, save_checkpoint
-from scanline.model.decoders.base import BackendError
-from scanline.model.decoders.factory import create_decoder
-from scanline.model.decoders.native import OPTIONS, NativeDecoder
 from tests.conftest import random_canvas, random_network, tiny_config
 
 other_maps = pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if name != "elu"])
@@ -32,25 +29,3 @@ def test_checkpoint_round_trip(name: str, tmp_path: Path) -> None:
     other = random_network(config, seed=1, dtype=torch.float32)
     other.load_state_dict(dict(network.named_parameters()), strict=False)
     assert torch.equal(other(canvas), network(canvas)) == (name not in DIRECTED_MAPS)
-
-
-@pytest.mark.parametrize("name", sorted({*FEATURE_MAPS} - {*OPTIONS["feature_map"]}))
-def test_native_backend_names_an_unsupported_map(name: str) -> None:
-    network = random_network(tiny_config(feature_map=name), dtype=torch.float32)
-    supported = f"(supported: {', '.join(OPTIONS['feature_map'])})"
-    assert NativeDecoder.unsupported(network.config) == f"feature_map {name!r} {supported}"
-    with pytest.raises(BackendError, match=rf"native.*feature_map {name!r}"):
-        create_decoder(network, 1, "native")
-    assert create_decoder(network, 1, "auto").backend == "reference"
-
-
-def test_triton_backend_names_unsupported_maps() -> None:
-    pytest.importorskip("triton")
-    from scanline.model.decoders.triton import OPTIONS as TRITON_OPTIONS
-    from scanline.model.decoders.triton import TritonDecoder
-
-    supported = TRITON_OPTIONS["feature_map"]
-    for name in FEATURE_MAPS:
-        reason = TritonDecoder.unsupported(tiny_config(feature_map=name))
-        refusal = f"feature_map {name!r} (supported: {', '.join(supported)})"
-        assert reason == (None if name in supported else refusal)

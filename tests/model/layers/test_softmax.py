@@ -1,4 +1,4 @@
-"""Networks with softmax attention: equal results of their three forms, backends and state."""
+"""Networks with softmax attention: equal results of their three forms, and state."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.base import BackendError, InputBatch
-from scanline.model.decoders.factory import create_decoder
-from scanline.model.decoders.native import NativeDecoder
+from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
@@ -77,22 +75,6 @@ def test_weights_fit_a_linear_network_but_outputs_differ() -> None:
     linear.load_state_dict(softmax.state_dict())
     canvas = random_canvas(softmax.config, 1)
     assert not torch.allclose(softmax(canvas), linear(canvas))
-
-
-def test_native_backend_names_unsupported_attention() -> None:
-    network = random_network(CONFIGS["grey"], dtype=torch.float32)
-    with pytest.raises(BackendError, match=r"native.*attention 'softmax'"):
-        create_decoder(network, 1, "native")
-    assert NativeDecoder.unsupported(network.config) == "attention 'softmax' (supported: linear)"
-    assert create_decoder(network, 1, "auto").backend == "reference"
-
-
-def test_triton_backend_names_unsupported_attention() -> None:
-    pytest.importorskip("triton")
-    from scanline.model.decoders.triton import TritonDecoder
-
-    reason = TritonDecoder.unsupported(CONFIGS["grey"])
-    assert reason == "attention 'softmax' (supported: linear)"
 
 
 def test_a_step_writes_only_its_own_position() -> None:
