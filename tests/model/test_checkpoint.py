@@ -42,6 +42,7 @@ def saved(folder: Path, **fields: Any) -> tuple[Path, LinearTransformer]:
         {"classes": ("Katze", "犬")},
         {"input": "previous", "start": "given", "first_value": 9, "positions": "sinusoidal"},
         {"channels": 3, "head": "logistic_mixture", "encoding": "linear"},
+        {"attention": "lsh-4"},
     ],
     ids=str,
 )

@@ -17,6 +17,7 @@ from tests.model.network.variants import (
     VARIANTS,
     every_layer,
     every_variant,
+    every_variant_and_layer,
     few_variants,
     random_labels,
     steps_from,
@@ -33,7 +34,7 @@ def test_variants_cover_all_options() -> None:
 
 
 @torch.no_grad()
-@every_variant
+@every_variant_and_layer
 def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None:
     """Also compare the steps after a prefill."""
     network = random_network(config)

@@ -69,13 +69,11 @@ def covering(size: int) -> dict[str, ModelConfig]:
 
 
 TRIPLES, FEW = covering(3), covering(2)
-every_variant = pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(config, marks=() if name in TRIPLES else pytest.mark.broad, id=name)
-        for name, config in VARIANTS.items()
-    ],
-)
+_VARIANT_PARAMS = [
+    pytest.param(config, marks=() if name in TRIPLES else pytest.mark.broad, id=name)
+    for name, config in VARIANTS.items()
+]
+every_variant = pytest.mark.parametrize("config", _VARIANT_PARAMS)
 few_variants = pytest.mark.parametrize("config", FEW.values(), ids=FEW.keys())
 
 # One config for each kind of layer, supported by all backends or not.
@@ -89,6 +87,11 @@ LAYERS = {
 }
 SEEN = {name: config for name, config in (FEW | LAYERS).items() if config.has_state}
 every_layer = pytest.mark.parametrize("config", SEEN.values(), ids=SEEN.keys())
+every_variant_and_layer = pytest.mark.parametrize(
+    "config",
+    _VARIANT_PARAMS
+    + [pytest.param(config, id=name) for name, config in LAYERS.items() if config.has_state],
+)
 
 
 def random_labels(config: ModelConfig, rows: int) -> Tensor | None:

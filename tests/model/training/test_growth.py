@@ -82,6 +82,10 @@ def test_start_from_checkpoint_without_layers_and_convolution(tmp_path: Path) ->
     with torch.no_grad():
         for network in (trainer.train_state.model, trainer.train_state.ema):
             assert_close(network(canvas), plain(canvas))
+    save_checkpoint(tmp_path / "conv.safetensors", trainer.train_state.model, {})
+    back = Trainer(tiny_config(), TrainingConfig(steps=1), tmp_path / "back", torch.device("cpu"))
+    with pytest.raises(CheckpointError, match="short_conv"):
+        back.start_from(tmp_path / "conv.safetensors")
 
 
 def test_incompatible_growth_is_rejected(tmp_path: Path) -> None:

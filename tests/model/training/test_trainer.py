@@ -143,14 +143,6 @@ def test_interrupted_last_validation_is_repeated(
         assert [one["step"] for one in facts["validation"]] == [6]
 
 
-def test_run_saved_before_an_option_existed_is_resumed(tmp_path: Path) -> None:
-    run(tmp_path, replace(CONFIG, steps=3, decay=0.0))
-    saved = torch.load(tmp_path / "training.pt", weights_only=True)
-    del saved["training"]["shift"]
-    torch.save(saved, tmp_path / "training.pt")
-    assert run(tmp_path, replace(CONFIG, decay=0.0), resume=True).step == 6
-
-
 @pytest.mark.parametrize("how", [shutil.copytree, shutil.move])
 def test_copied_or_renamed_run_keeps_its_weights_file(tmp_path: Path, how: Any) -> None:
     """A second file would leave the first one outdated, and the server could choose it."""

@@ -62,24 +62,6 @@ def test_requests_are_admitted_in_turn_so_a_small_one_is_not_starved() -> None:
     assert order[:8] == [0, 1, 2, 1000, 2000, 3, 2001, 4]
 
 
-def test_slots_are_given_to_requests_in_turn() -> None:
-    decoder = FakeDecoder(GREY, 1)
-    order: list[int] = []
-    with opened(decoder) as engine:
-        specs = [
-            GenerationSpec(n=3, seed=100),
-            GenerationSpec(n=2, seed=200),
-            GenerationSpec(n=2, seed=300),
-        ]
-        generations = [engine.queue.submit(spec) for spec in specs]
-        decoder.before_load = lambda slots: order.extend(seeds_in(slots, engine))
-        engine.start()
-        for generation in generations:
-            with engine.queue.reading(generation):
-                assert_right(generation)
-    assert order == [100, 200, 300, 101, 201, 301, 102]
-
-
 def test_an_image_is_admitted_between_two_steps() -> None:
     decoder = FakeDecoder(GREY, 2)
     gate = Gate(decoder)
