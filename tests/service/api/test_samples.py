@@ -136,23 +136,6 @@ def test_samples_as_png_grid_zip_and_numpy_array(api: LiveServer) -> None:
         np.testing.assert_array_equal(array.reshape(5, *images[0].shape), images)
 
 
-@pytest.mark.parametrize(
-    ("accept", "kind"),
-    [
-        ("*/*", "application/json"),
-        ("", "application/json"),
-        ("application/*", "application/json"),
-        ("text/html, image/png;q=0.9, */*;q=0.1", "image/png"),
-        ("IMAGE/PNG", "image/png"),
-        ("text/event-stream", "text/event-stream; charset=utf-8"),
-    ],
-)
-def test_accept_selects_the_media_type(api: LiveServer, accept: str, kind: str) -> None:
-    reply = api.client.post("/v1/samples", json={"seed": 1}, headers={"Accept": accept})
-    assert reply.status_code == 200
-    assert reply.headers["content-type"] == kind
-
-
 def test_concurrent_requests_draw_the_same_images(api: LiveServer) -> None:
     alone = api.samples(n=2, seed=1000).json()["images"]
 

@@ -137,19 +137,6 @@ def test_a_request_cancelled_within_its_reply_is_not_answered_twice() -> None:
     assert [message["type"] for message in sent] == ["http.response.start"]
 
 
-def test_a_broken_engine_ends_the_process() -> None:
-    """uvicorn's tick notices it."""
-    app_state, app = build(decoders={"grey": FakeDecoder(GREY, 2)})
-    with listening(app, lambda: app_state.ready):
-        assert app_state.fatal_error() is None
-        app_state.models["grey"].engine.broken = True  # type: ignore[misc]
-        app_state.ready = False
-        assert app_state.fatal_error() is None  # draining already, so other models may finish
-        app_state.ready = True
-        expected = "grey cannot draw any more (see the log): start the server again"
-        assert app_state.fatal_error() == expected
-
-
 def test_a_broken_engine_fails_the_health_check_of_a_frontend() -> None:
     """Ray Serve then replaces it."""
     frontend = import_with_ray("scanline.service.distributed.application").Frontend({}, {})

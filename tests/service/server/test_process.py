@@ -104,19 +104,6 @@ def test_disconnected_clients_free_their_slots(shared: Running) -> None:
     until(shared.idle, "free slots")
 
 
-def test_an_upload_of_a_hundred_megabytes_is_refused(shared: Running) -> None:
-    def parts() -> Iterator[bytes]:
-        for _ in range(100):
-            yield b"x" * 1_000_000
-
-    for headers in ({"Content-Length": str(10**8)}, {}):
-        reply = shared.client.post(
-            "/v1/samples", content=parts(), headers=headers | {"Content-Type": "application/json"}
-        )
-        check_error(reply, 413, "too_large")
-    assert shared.client.post("/v1/samples", json={"model": "tiny"}).status_code == 200
-
-
 @pytest.mark.slow
 def test_connections_without_http_do_no_harm(shared: Running) -> None:
     cut_short = b"POST /v1/samples HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"
