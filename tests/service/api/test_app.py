@@ -84,7 +84,13 @@ def test_links_contain_the_root_path_that_a_proxy_strips(
 
 def test_api_key_protects_v1_only() -> None:
     with serve({"api_key": "clé-secrète"}) as api:
-        paths = [("POST", "/v1/samples"), ("GET", "/v1/models"), ("GET", "/v1/generations/x")]
+        paths = {
+            (method.upper(), re.sub(r"{.*?}", "x", path))
+            for path, methods in api.client.get("/openapi.json").json()["paths"].items()
+            for method in methods
+            if path.startswith("/v1/")
+        }
+        assert {("POST", "/v1/score"), ("POST", "/v1/models/reload")} < paths
         wrong: list[dict[str, str | bytes]] = [
             {}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer"},
             {"Authorization": "Basic abc"}, {"Authorization": b"Bearer \xff\xfe"},

@@ -282,10 +282,3 @@ def test_closing_server_refuses_scores() -> None:
             loaded.engine.queue.close(60)
         check_error(client.post("/v1/distribution", json={"values": []}), 503, "closing")
         check_error(score(client, encode(random_picture())), 503, "closing")
-
-
-def test_scores_need_the_api_key() -> None:
-    _, app = build({"api_key": "secret"})
-    with talking_to(app) as client:
-        check_error(client.post("/v1/distribution", json={"values": []}), 401, "invalid_api_key")
-        check_error(score(client, encode(random_picture())), 401, "invalid_api_key")

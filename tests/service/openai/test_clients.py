@@ -1,4 +1,4 @@
-"""OpenAI's clients: retries, API keys, the async client, and the schema."""
+"""OpenAI's clients: retries, the async client, and the schema."""
 
 from __future__ import annotations
 
@@ -56,15 +56,6 @@ def test_full_queue_is_429_and_the_client_retries() -> None:
         for other in others:
             other.join()
     assert seen == [429, 200]
-
-
-def test_api_key() -> None:
-    app_state, app = build({"api_key": "secret"}, {"grey": FakeDecoder(GREY, 2)})
-    with listening(app, lambda: app_state.ready) as url:
-        with openai_client(url, "wrong") as client, pytest.raises(openai.AuthenticationError):
-            client.images.generate(prompt="")
-        with openai_client(url, "secret") as client:
-            assert client.images.generate(prompt="").data
 
 
 async def _stream_async(url: str) -> list[str]:

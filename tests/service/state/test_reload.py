@@ -419,14 +419,6 @@ def test_reload_of_a_cluster_is_refused(tmp_path: Path, serve: Callable[..., Any
         check_error(server.client.post("/v1/models/reload?x=1"), 400)
 
 
-def test_reload_requires_the_key(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    save(tmp_path, 1)
-    with serve(api_key="secret") as server:
-        check_error(server.client.post("/v1/models/reload"), 401)
-        key = {"Authorization": "Bearer secret"}
-        assert server.client.post("/v1/models/reload", headers=key).status_code == 200
-
-
 def test_start_without_models_fails(tmp_path: Path) -> None:
     app_state = AppState(settings(weights=tmp_path, models="x"))
     for names in ((), ("x",)):
