@@ -56,6 +56,33 @@ def test_every_operation_has_a_unique_id_and_a_description(schema: Any) -> None:
         assert "`" not in operation["summary"], "Swagger UI shows a summary as it is"
 
 
+def test_every_operation_declares_the_parameters_of_its_path(schema: Any) -> None:
+    assert {"/v1/generations/{identifier}/events", "/readyz", "/metrics"} < set(schema["paths"])
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            declared = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path"}
+            assert declared == set(re.findall(r"{(\w+)}", path))
+            assert "HTTPValidationError" not in json.dumps(operation["responses"])
+
+
+def test_every_reference_resolves(schema: Any) -> None:
+    references = set(re.findall(r'"\$ref": "(.*?)"', json.dumps(schema)))
+    assert "#/components/schemas/ErrorReply" in references
+    assert references <= {
+        f"#/components/schemas/{name}" for name in schema["components"]["schemas"]
+    }
+
+
+def test_media_types(schema: Any) -> None:
+    form = schema["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
+    assert list(form) == ["multipart/form-data"]
+    media = schema["paths"]["/v1/samples"]["post"]["responses"]["200"]["content"]
+    assert set(media) == {
+        "application/json", "image/png", "application/zip", "application/x-npy",
+        "text/event-stream",
+    }  # fmt: skip
+
+
 def test_every_model_has_an_example(schema: Any) -> None:
     without = {name for name, s in schema["components"]["schemas"].items() if "examples" not in s}
     assert not without

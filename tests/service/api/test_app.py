@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
@@ -252,63 +251,14 @@ def test_bits_per_dim_of_a_model(facts: dict[str, Any], bits_per_dim: float | No
         assert httpx.get(f"{url}/v1/models/grey", timeout=60).json()["bits_per_dim"] == bits_per_dim
 
 
-def test_documentation_describes_every_route(api: LiveServer) -> None:
+def test_documentation_needs_no_network(api: LiveServer) -> None:
     page = api.client.get("/docs")
     assert page.status_code == 200
     assert "swagger" in page.text.lower()
     parts = re.findall(r'(?:href|src)="([^"]+)"', page.text)
     assert len(parts) >= 3
-    for part in parts:  # served locally, so that it works without a network
+    for part in parts:
         assert api.client.get(part).status_code == 200, part
-    schema = api.client.get("/openapi.json").json()
-    assert schema["openapi"].startswith("3.")
-    assert schema["info"]["title"] == "Scanline"
-    operations = {(m.upper(), p) for p, ms in schema["paths"].items() for m in ms}
-    assert operations >= {
-        ("POST", "/v1/samples"), ("POST", "/v1/completions"), ("GET", "/v1/models"),
-        ("GET", "/v1/generations/{identifier}"), ("DELETE", "/v1/generations/{identifier}"),
-        ("GET", "/v1/generations/{identifier}/events"), ("GET", "/livez"), ("GET", "/readyz"),
-        ("GET", "/metrics"),
-    }  # fmt: skip
-    for name, part in schema["components"]["schemas"].items():
-        assert part.get("examples"), name
-    seen: set[str] = set()
-
-    def follow(part: object) -> None:
-        """Check that every reference resolves."""
-        if isinstance(part, dict):
-            if isinstance(reference := part.get("$ref"), str):
-                seen.add(reference)
-                found: Any = schema
-                for key in reference.removeprefix("#/").split("/"):
-                    found = found[key]
-            for value in part.values():
-                follow(value)
-        elif isinstance(part, list):
-            for value in part:
-                follow(value)
-
-    follow(schema)
-    assert "#/components/schemas/ErrorReply" in seen
-    identifiers = []
-    for path, methods in schema["paths"].items():
-        for operation in methods.values():
-            identifiers.append(operation["operationId"])
-            assert operation["responses"]
-            assert "HTTPValidationError" not in json.dumps(operation["responses"])
-            assert operation.get("summary"), path
-            declared = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path"}
-            assert declared == set(re.findall(r"{(\w+)}", path))
-    assert len(identifiers) == len(set(identifiers))
-    form = schema["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
-    assert list(form) == ["multipart/form-data"]
-    media = schema["paths"]["/v1/samples"]["post"]["responses"]["200"]["content"]
-    assert set(media) == {
-        "application/json", "image/png", "application/zip", "application/x-npy",
-        "text/event-stream",
-    }  # fmt: skip
-    example = schema["components"]["schemas"]["SampleRequest"]["examples"][0]
-    assert set(example) <= set(schema["components"]["schemas"]["SampleRequest"]["properties"])
 
 
 def test_page_is_served(api: LiveServer) -> None:
