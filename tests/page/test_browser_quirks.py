@@ -150,3 +150,18 @@ def test_content_respects_safe_area(visit: Open) -> None:
         assert box(page, what)["x"] >= 50, what
     for what in ("nav a >> nth=-1", ".aside", "#draw-form", "#draw .image-grid"):
         assert box(page, what)["right"] <= 762, what
+
+
+@pytest.mark.parametrize("target", ["#editor", "#charts canvas"])
+def test_shortcuts_of_the_browser_are_left_to_it(visit: Open, target: str) -> None:
+    """Alt with an arrow key goes back."""
+    page = visit("#complete" if target == "#editor" else "#inside?seed=5&at=9")
+    if target == "#editor":
+        wait_until_drawn(page, "complete")
+    else:
+        wait_until_measured(page)
+    taken = page.locator(target).evaluate(
+        """(element) => [false, true].map((altKey) => !element.dispatchEvent(
+            new KeyboardEvent("keydown", { key: "ArrowLeft", altKey, cancelable: true })))"""
+    )
+    assert taken == [True, False]

@@ -105,6 +105,8 @@ def test_drawing_can_start_before_examples_are_loaded(visit: Open) -> None:
         example_handler(250)(route)
     expect(page.locator("#examples canvas")).to_have_count(6)
     assert (editor_values(page) == 250).all()
+    page.click("#undo")
+    assert (editor_values(page) == 250).all(), "there was no picture before"
 
 
 def open_with_background(visit: Open, paper: int) -> Page:
@@ -131,6 +133,15 @@ def test_light_paper_is_inverted(visit: Open) -> None:
     assert editor_values(page)[0, 0] == 250
     page.click("#invert")
     assert editor_values(page)[0, 0] == 5, "Invert does not change the contrast"
+
+
+def test_offer_to_invert_ends_with_its_picture(visit: Open) -> None:
+    page = open_with_background(visit, 0)
+    upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
+    expect(page.locator("#light-paper")).to_be_visible()
+    page.go_back()
+    wait_until_drawn(page, "complete")
+    expect(page.locator("#light-paper")).to_be_hidden()
 
 
 def test_photographed_stroke_becomes_white_on_black(visit: Open) -> None:

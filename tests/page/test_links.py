@@ -16,6 +16,7 @@ from PIL import Image
 from tests.page.helpers import (
     Open,
     expect,
+    open_complete_without_examples,
     pick_model,
     pixels,
     set_value,
@@ -76,23 +77,27 @@ def test_model_is_kept_across_views(visit: Open) -> None:
     expect(page.locator("#learn-model")).to_have_text("colour")
 
 
-def test_back_returns_from_inside_view(visit: Open) -> None:
+@pytest.mark.parametrize("view", ["inside", "complete"])
+def test_back_returns_from_view_that_opened_an_image(visit: Open, view: str) -> None:
     page = visit("#draw?n=2&seed=5")
     wait_until_drawn(page)
     shown = pixels(page, "#draw .image-grid canvas")
     page.locator("#draw .image-grid button").first.click()
-    page.click("#viewer-inside")
-    wait_until_measured(page)
-    inside = url_hash(page)
-    assert inside.startswith("#inside?")
+    page.click(f"#viewer-{view}")
+    if view == "inside":
+        wait_until_measured(page)
+    else:
+        wait_until_drawn(page, view)
+    opened = url_hash(page)
+    assert opened.startswith(f"#{view}?")
     requested = drawings(page)
     page.go_back()
     expect(page.locator("#draw")).to_be_visible()
     assert pixels(page, "#draw .image-grid canvas") == shown
     assert requested == []
     page.go_forward()
-    expect(page.locator("#inside")).to_be_visible()
-    assert url_hash(page) == inside
+    expect(page.locator(f"#{view}")).to_be_visible()
+    assert url_hash(page) == opened
 
 
 @pytest.mark.parametrize("link", ["watch?seed=5", "inside?seed=5", "play?seed=5", "complete?own=1"])
@@ -106,6 +111,39 @@ def test_back_leaves_a_view_that_was_just_opened(visit: Open, link: str) -> None
     page.go_back()
     expect(page).to_have_url(before)
     expect(page.locator("#draw")).to_be_visible()
+
+
+def test_back_is_not_undone_by_a_drawing_that_starts(visit: Open) -> None:
+    """The address changes before its hashchange event, and the view may set a link between them."""
+    page = visit("#draw?n=1&seed=1")
+    wait_until_drawn(page)
+    before = page.url
+    page.click("nav >> text=Complete")
+    wait_until_drawn(page, "complete")
+    page.evaluate("""() => addEventListener("popstate",
+        () => document.getElementById("blank").click(), { once: true })""")
+    page.go_back()
+    expect(page.locator("#draw")).to_be_visible()
+    assert page.url == before
+
+
+def test_back_returns_to_the_example_before_after_an_early_leave(visit: Open) -> None:
+    """A view that was left before it had set its link adds history entries once it is shown."""
+    page = visit("#draw?n=1&seed=1")
+    held = open_complete_without_examples(page)
+    expect(page.locator("#examples li")).to_have_count(6)
+    page.click("nav >> text=Draw")
+    expect(page.locator("#draw")).to_be_visible()
+    for route in held:
+        route.continue_()
+    expect(page.locator("#examples canvas")).to_have_count(6)
+    page.click("nav >> text=Complete")
+    expect(page).to_have_url(re.compile("image="))
+    before = page.url
+    page.click("#examples li:nth-child(3) button")
+    expect(page).not_to_have_url(before)
+    page.go_back()
+    expect(page).to_have_url(before)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +360,18 @@ def test_link_opened_during_navigation_is_not_lost(visit: Open) -> None:
     expect(page.locator("#draw .image-grid small").first).to_contain_text("seed 6")
     wait_until_drawn(page)
     assert "seed=6" in page.url
+
+
+def test_share_menu_closes_with_its_view(visit: Open) -> None:
+    page = visit("#learn")
+    page.click("nav >> text=Draw")
+    wait_until_drawn(page)
+    page.click("#draw [data-share-open]")
+    page.go_back()
+    expect(page.locator("#learn")).to_be_visible()
+    page.go_forward()
+    expect(page.locator("#draw")).to_be_visible()
+    expect(page.locator("#draw [data-copy=link]")).to_be_hidden()
 
 
 @pytest.mark.parametrize("kind", ["gif", "png"])

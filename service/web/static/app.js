@@ -227,6 +227,7 @@ class Page {
   /** Show a view that is about to open something. */
   show(view) {
     this.requested = null;
+    if (view !== this.current) this.opening = view;
     this.showNotice(null);
     this.activate(view);
     writeAddress(this.hashes[view] ?? toHash(view, { model: this.model.id }));
@@ -234,6 +235,7 @@ class Page {
 
   activate(view, scrollPosition = 0) {
     for (const dialog of document.querySelectorAll("#viewer, #copy-dialog, #verify")) dialog.close();
+    document.querySelector(":popover-open")?.hidePopover();
     const changed = view !== this.current;
     if (changed && this.current) this.scrollPositions[this.current] = scrollY;
     this.current = view;
@@ -261,11 +263,12 @@ class Page {
   setLink(view, fields, { push = false } = {}) {
     this.hashes[view] = toHash(view, fields);
     this.tab(view).hash = this.hashes[view];
-    const next = this.requested?.view ?? view;
-    if (view !== this.current || next !== view) return;
+    const opening = this.opening === view;
+    if (opening) this.opening = null;
+    // The address names another view while that one loads, or before its hashchange event.
+    if (view !== this.current || (readAddress()?.view ?? view) !== view) return;
     // What an address opens replaces it. Another entry would lead Back to that address again.
-    writeAddress(this.hashes[view], push && this.opening !== view);
-    this.opening = null;
+    writeAddress(this.hashes[view], push && !opening);
   }
 }
 

@@ -70,6 +70,7 @@ export class Chart {
     canvas.tabIndex = 0;
     canvas.setAttribute("role", "slider");
     Object.assign(canvas, { ariaValueMin: "0", ariaValueMax: "255", ariaValueNow: "0" });
+    canvas.addEventListener("focus", () => this.content && this.describeValue());
     canvas.addEventListener("keydown", (event) => this.onKey(event, onPick));
   }
 
@@ -77,17 +78,28 @@ export class Chart {
   onKey(event, onPick) {
     const step = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -16, PageUp: 16 }[event.key];
     if (!this.content || (!step && event.key !== "Enter")) return;
+    if (event.altKey || event.ctrlKey || event.metaKey) return; // as Alt+Left, which goes back
     event.preventDefault();
-    const { probabilities } = this.content;
-    const value = this.hovered ?? probabilities.indexOf(Math.max(...probabilities));
     if (!step) {
-      onPick(value);
+      onPick(this.value);
       return;
     }
-    this.hovered = Math.min(255, Math.max(0, value + step));
-    this.canvas.ariaValueNow = this.hovered;
-    this.canvas.ariaValueText = `${this.hovered}: ${formatPercent(probabilities[this.hovered])}`;
+    this.hovered = Math.min(255, Math.max(0, this.value + step));
+    this.describeValue();
     this.draw();
+  }
+
+  /** The value that the pointer or the arrow keys selected, or the likeliest one. */
+  get value() {
+    const { probabilities } = this.content;
+    return this.hovered ?? probabilities.indexOf(Math.max(...probabilities));
+  }
+
+  /** Describe the value to screen readers. */
+  describeValue() {
+    const { canvas, value, content: { probabilities } } = this;
+    canvas.ariaValueNow = value;
+    canvas.ariaValueText = `${value}: ${formatPercent(probabilities[value])}`;
   }
 
   /**
@@ -99,6 +111,7 @@ export class Chart {
    */
   show(probabilities, actual, chosen) {
     this.content = { probabilities, actual, chosen };
+    this.describeValue();
     this.draw();
   }
 

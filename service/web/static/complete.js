@@ -96,7 +96,7 @@ export class CompleteView {
       this.sampling.setFromLink(fields);
       this.onSettingsChange();
       try {
-        this.editor.load(await decodeFile(fromBase64Url(fields.get("image")), () => this.model));
+        this.load(await decodeFile(fromBase64Url(fields.get("image")), () => this.model));
         this.lookahead.setFromLink(fields.get("particles"));
       } catch (error) {
         this.grid.status.showError(describeError(error));
@@ -199,26 +199,20 @@ export class CompleteView {
   /** Start with an empty picture: black, or in the examples' background colour once it is known. */
   async startBlank() {
     this.examples.load();
-    this.loadBlank([0, 0, 0]);
+    this.start(blankPicture(this.model));
     this.setStatus(DRAW_HINT);
     byId("editor").focus();
     const { editor, editor: { picture, undoStack: { length } } } = this;
+    editor.blank = true;
+    editor.update(); // without the tool "Restore"
+    this.tools.selectPen(this.model.width);
     const background = backgroundColour(await this.examples.load());
     // Do not replace what the visitor has drawn or loaded meanwhile.
     const touched = editor.picture !== picture || editor.lowestRow !== null
       || editor.undoStack.length !== length || picture.known.includes(0);
     if (touched || !lightness(background)) return;
-    editor.undo(); // so that the visitor's undo removes both empty pictures at once
-    this.loadBlank(background);
-    this.setStatus(DRAW_HINT);
-  }
-
-  /** Load an empty picture of this colour, and select a pen that contrasts with it. */
-  loadBlank(background) {
-    this.start(blankPicture(this.model, background));
-    Object.assign(this.editor, { background, blank: true });
-    this.editor.update();
-    this.tools.selectPen(this.model.width);
+    editor.fill(background);
+    this.tools.selectContrastColour();
   }
 
   /** Update the controls that depend on the picture. */

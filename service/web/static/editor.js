@@ -51,6 +51,14 @@ export class Editor {
     this.update();
   }
 
+  /** Give an empty picture another background. */
+  fill(background) {
+    const { values, shape: { channels } } = this.picture;
+    values.forEach((_, at) => { values[at] = background[at % channels]; });
+    Object.assign(this, { original: values.slice(), background });
+    this.update();
+  }
+
   /** Mark the first rows as known and all others as unknown; `merge` adds no undo step. */
   keepRows(rows, merge = false) {
     if (!merge) this.saveUndo();
@@ -171,7 +179,8 @@ export class Editor {
     const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
     const { width, height } = this.picture.shape;
     const [x, y] = this.cursor ?? [width / 2, height / 2];
-    if (event.key in steps) {
+    const modified = event.altKey || event.ctrlKey || event.metaKey; // as Alt+Left, which goes back
+    if (event.key in steps && !modified) {
       const [dx, dy] = steps[event.key];
       this.cursor = [
         Math.min(width - 0.5, Math.max(0.5, x + dx)),

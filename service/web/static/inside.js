@@ -159,7 +159,6 @@ export class InsideView {
 
   /** Open an image file. */
   async openFile(file) {
-    const push = this.page.current === "inside"; // so that Back returns to the picture before
     this.page.show("inside");
     this.latestFile = file;
     try {
@@ -167,7 +166,7 @@ export class InsideView {
       const image = await toBase64Url(await toPng(picture));
       if (this.latestFile !== file) return; // another file was opened meanwhile
       if (picture.shape === this.model) {
-        await this.showPicture(picture, "Your picture", { image }, { push });
+        await this.showPicture(picture, "Your picture", { image });
       } else {
         await this.openFile(file); // another model was selected meanwhile
       }
@@ -184,15 +183,14 @@ export class InsideView {
    * @param {object} source link fields of the picture
    * @param {object} options
    * @param {number | null} options.at pixel to show; the most surprising one if null
-   * @param {boolean} options.push let Back return to the picture before
    */
-  async showPicture(picture, title, source, { at = null, push = false } = {}) {
+  async showPicture(picture, title, source, { at = null } = {}) {
     this.clear(source);
     this.title = title;
     this.player.load({ ...picture, known: null });
     const first = at ?? Math.floor(this.player.total / 2);
     this.goTo(first);
-    this.updateLink(push);
+    this.updateLink(true);
     await this.measure();
     if (at !== null || !this.bits || this.at !== first) return;
     this.goTo(mostSurprising(this.bits, 1)[0]);

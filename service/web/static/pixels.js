@@ -18,10 +18,9 @@ export function checkShape(drawn, shape) {
   throw new Error("The server has another model of this name now. Reload the page.");
 }
 
-/** Return a picture of one colour, black by default. */
-export function blankPicture(shape, rgb = [0, 0, 0]) {
-  const values = new Uint8Array(pixelCount(shape) * shape.channels);
-  return { shape, values: values.map((_, at) => rgb[at % shape.channels]), known: null };
+/** Return a black picture. */
+export function blankPicture(shape) {
+  return { shape, values: new Uint8Array(pixelCount(shape) * shape.channels), known: null };
 }
 
 /** Return red, green and blue of pixel `p`. */
