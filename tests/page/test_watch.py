@@ -24,6 +24,7 @@ from tests.page.helpers import (
     wait_for_text,
     wait_until_drawn,
 )
+from tests.page.test_reconnect import QUICK
 from tests.service.fixtures import COLOUR, GREY
 
 if TYPE_CHECKING:
@@ -145,6 +146,54 @@ def test_visitor_chooses_a_value_with_the_keyboard(visit: Open) -> None:
     assert painted(page, GREY)[-1] == [254]
 
 
+def test_choice_changes_the_pixel_whose_bars_are_asked_for_last(visit: Open) -> None:
+    page = open_stage(visit)
+    start = position(page)
+    assert start > 1
+    held: list[Route] = []
+    page.route("**/v1/distribution/pixel", lambda route: held.append(route), times=1)
+    with page.expect_request("**/v1/distribution/pixel"):
+        page.click("[data-dice-back]")
+    with page.expect_response("**/v1/distribution/pixel"):
+        page.click("[data-dice-back]")
+    expect(page.locator("[data-dice-count]")).to_contain_text(f"{start - 2} of")
+    with page.expect_response("**/v1/distribution/pixel"):
+        held[0].continue_()
+    canvas_pngs(page, BARS)  # waits until the page has handled it
+    page.locator(BARS).press("Enter")
+    expect(page.locator("#watch [data-status-panel]")).to_contain_text("You chose")
+    assert position(page) == start - 1
+
+
+def test_choice_while_the_picture_plays_is_said_at_once(visit: Open) -> None:
+    page = visit("#watch?seed=5", reduced_motion="no-preference")
+    status = "#watch [data-status-panel]"
+    page.click("[data-dice-play] >> text=Pause")
+    expect(page.locator("[data-dice-verdict]")).to_contain_text("Next:")
+    page.select_option("[data-dice-speed]", "60")
+    listen(page, status)
+    page.locator(BARS).evaluate("""(bars) => {
+        document.querySelector("[data-dice-play]").click();
+        bars.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
+    }""")
+    wait_for_text(page, status, "pixels are drawn")
+    said = page.evaluate("status => window.messages[status].join()", status)
+    assert "You chose" in said.partition("pixels are drawn")[0]
+
+
+def test_screen_reader_value_of_the_bars_belongs_to_the_pixel(visit: Open) -> None:
+    page = open_stage(visit)
+    bars = page.locator(BARS)
+    for _ in range(2):
+        text, now = bars.evaluate("canvas => [canvas.ariaValueText, canvas.ariaValueNow]")
+        value, chance = text.split(": ")
+        assert value == now
+        expect(page.locator("[data-dice-verdict]")).to_contain_text(f"({value}, {chance})")
+        page.click("[data-dice-roll]")
+        expect(page.locator("[data-dice-verdict]")).to_contain_text("The dice say")
+        expect(page.locator("[data-dice-verdict]")).to_contain_text("Next:")
+
+
 def test_a_failed_choice_is_undone_and_said(visit: Open) -> None:
     page = open_stage(visit, allowed=["500"])
     start, before = position(page), painted(page, GREY)
@@ -167,6 +216,40 @@ def test_a_slider_moved_after_the_last_pixel_draws_the_whole_picture_again(visit
     sent = json.loads(request.value.post_data or "")
     assert (sent["seed"], sent["temperature"]) == (5, 0.4)
     expect(page.locator("#watch [data-share-open]")).to_be_visible()
+
+
+def open_while_held(visit: Open, **options: Any) -> tuple[Page, list[Route]]:
+    """Open a link to a picture while the request that draws it is held."""
+    page = visit("#draw?n=1&seed=1", **options)
+    wait_until_drawn(page)
+    held: list[Route] = []
+    page.route("**/v1/samples", lambda route: held.append(route), times=1)
+    with page.expect_request("**/v1/samples"):
+        page.evaluate("() => { location.hash = '#watch?seed=5&label=one'; }")
+    return page, held
+
+
+def test_slider_moved_before_a_linked_picture_is_drawn_keeps_its_seed(visit: Open) -> None:
+    page, _ = open_while_held(visit)
+    with page.expect_request("**/v1/samples") as request:
+        set_slider(page, "[data-dice-sampling] [name=temperature]", 0.4)
+    sent = json.loads(request.value.post_data or "")
+    assert (sent["seed"], sent["label"], sent["temperature"]) == (5, "one", 0.4)
+
+
+def test_linked_picture_that_failed_is_drawn_when_the_view_is_shown_again(visit: Open) -> None:
+    page, held = open_while_held(visit, allowed=["503"])
+    page.evaluate(QUICK)
+    page.route("**/v1/samples", lambda route: route.fulfill(status=503, json={}))
+    held[0].fulfill(status=503, json={})
+    expect(page.locator("#watch [role=alert]")).to_contain_text("starting or shutting down")
+    page.click("nav [data-view=draw]")
+    page.unroute("**/v1/samples")
+    with page.expect_request("**/v1/samples") as request:
+        page.click("nav [data-view=watch]")
+    sent = json.loads(request.value.post_data or "")
+    assert (sent["seed"], sent["label"]) == (5, "one")
+    expect(page.locator("#watch [role=alert]")).to_have_count(0)
 
 
 def test_changes_are_undone_one_by_one(visit: Open) -> None:

@@ -106,14 +106,24 @@ export class DiceStage {
    * @param {boolean} options.autoplay begin to play; otherwise stop before an uncertain pixel
    */
   begin({ link = null, autoplay = true } = {}) {
+    this.controls.begin(link);
+    return this.drawWhole(autoplay);
+  }
+
+  /** Draw the picture of the controls' source, and show its first pixels. */
+  drawWhole(autoplay = true) {
     return this.guard(async () => {
-      this.controls.begin(link);
       Object.assign(this, { modified: false, undoStack: [], odds: null });
       this.host.onPicture(this.controls.source);
       await this.draw(0);
       if (autoplay && !reducedMotion.matches) await this.play();
       else await this.show(this.odds.mostUncertainPixel());
     });
+  }
+
+  /** Show the picture again after a failure. */
+  retry() {
+    return this.odds ? this.guard(() => this.showAt(this.at)) : this.drawWhole();
   }
 
   /** Let the server draw all pixels from `from` on, and measure their bits. */
@@ -140,14 +150,19 @@ export class DiceStage {
 
   /**
    * Draw the pixels from `from` on again with the sampling values of the sliders. Undo, and a
-   * failure, return to position `before`.
+   * failure, return to position `before`. The status is `text` once they are drawn.
    */
-  redraw(from, before = from) {
-    if (!this.odds) return this.controls.source && this.begin(); // not drawn yet
+  redraw(from, before = from, text = "") {
+    const { controls } = this;
+    if (!controls.source) return null;
+    if (!this.odds) { // not drawn yet
+      controls.applySampling();
+      return this.drawWhole();
+    }
     return this.guard(async () => {
       const { playing } = this;
       this.saveUndo(before);
-      this.controls.applySampling();
+      controls.applySampling();
       this.modified ||= from > 0;
       try {
         await this.draw(from);
@@ -155,7 +170,8 @@ export class DiceStage {
         if (error.name !== "AbortError") await this.undo();
         throw error;
       }
-      this.host.onPicture(this.modified ? null : this.controls.source);
+      this.host.onPicture(this.modified ? null : controls.source);
+      this.host.onStatus(text);
       if (playing) await this.play();
       else await this.showAt(from);
     });
@@ -289,7 +305,7 @@ export class DiceStage {
     picture.values[p * channels + channel] = value;
     const text = `You chose ${bars.describe([...picture.values.subarray(p * channels, (p + 1) * channels)])}.`;
     this.move(p + 1);
-    if (await this.redraw(p + 1, p)) this.host.onStatus(text);
+    await this.redraw(p + 1, p, text);
   }
 
   /** Move to a position, and paint the pixels before it. */
@@ -301,8 +317,7 @@ export class DiceStage {
   /** Show the bars of pixel `p`, which is not painted yet. */
   async show(p) {
     this.move(p);
-    await this.load(p);
-    if (this.at !== p) return;
+    if (!(await this.load(p)) || this.at !== p) return;
     this.bars.show(false);
     this.say(this.bars.next);
   }
@@ -317,19 +332,23 @@ export class DiceStage {
     return position < this.total ? this.show(position) : this.showLast();
   }
 
-  /** Load the distributions of pixel `p`. */
+  /** Load the distributions of pixel `p`; return false if another one was asked for meanwhile. */
   async load(p) {
     const { odds } = this;
-    this.bars.setPixel(p, await odds.fetch(p, this.controls.guided), odds.valuesAt(p));
+    this.wanted = p;
+    const answer = await odds.fetch(p, this.controls.guided);
+    if (this.wanted !== p) return false;
+    this.bars.setPixel(p, answer, odds.valuesAt(p));
     if (this.waited) this.host.onStatus(""); // the server has answered
     this.waited = false;
+    return true;
   }
 
   /** Show the bars of pixel `p` and its value once they arrive, unless others are on their way. */
   follow(p) {
     if (this.following) return;
     this.following = true;
-    this.guard(() => this.load(p).then(() => this.showRoll())).finally(() => { this.following = false; });
+    this.guard(async () => (await this.load(p)) && this.showRoll()).finally(() => { this.following = false; });
   }
 
   /** Mark the value that the dice chose, and paint the pixel. */
@@ -361,7 +380,7 @@ export class DiceStage {
     const { bars } = this;
     if (!bars.answer) return;
     if (this.controls.guided && !bars.answer.unconditional) {
-      this.guard(() => this.load(bars.pixel).then(() => bars.draw()));
+      this.guard(async () => (await this.load(this.wanted)) && bars.draw());
     }
     bars.draw();
   }

@@ -46,9 +46,12 @@ export class WatchView {
     return this.stage.begin({ link: named ? fields : null });
   }
 
-  /** Begin again after a failure. */
+  /** Try again after a failure. */
   onShow() {
-    if (this.failed) this.stage.begin();
+    if (!this.failed) return;
+    this.failed = false;
+    this.status.clearError();
+    this.stage.retry();
   }
 
   /** Share the link of a picture; one that the visitor has changed midway has none. */
