@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -247,3 +248,23 @@ def test_cancel_does_not_wait_for_response(visit: Open, grey: FakeDecoder) -> No
     with page.expect_request(lambda request: request.method == "DELETE"):
         page.click("#draw [data-cancel]")
     expect(page.locator("#draw [data-status-panel]")).to_contain_text("Cancelled")
+
+
+def test_cancel_while_reconnecting_reaches_the_server(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED"])
+    wait_until_drawn(page)
+
+    def cut(route: Route) -> None:
+        reply = route.fetch()
+        body = reply.body()
+        route.fulfill(response=reply, body=body[: body.index(b"event: image")])
+
+    page.route("**/v1/samples", cut)
+    page.route("**/events", lambda route: route.abort())
+    page.route("**/v1/generations/*", lambda route: None)
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw [data-status-panel]")).to_contain_text(
+        re.compile("Reconnecting in [23] s")  # long enough to cancel meanwhile
+    )
+    with page.expect_request(lambda request: request.method == "DELETE"):
+        page.click("#draw [data-cancel]")

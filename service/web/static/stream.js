@@ -50,41 +50,43 @@ async function* readEvents(response) {
  */
 export async function followGeneration(request, onEvent, onStatus, signal) {
   let [id, lastEventId, tries, abortedBefore, cut] = [null, null, 0, false, false];
-  for (;;) {
-    try {
-      const response = id ? await resume(request, id, lastEventId, signal)
-        : await start(request, signal);
-      if (tries > 0) onStatus("Connected. Drawing …");
-      for await (const event of readEvents(response)) {
-        signal.throwIfAborted(); // events that were already buffered are not wanted either
-        if (event.name === "error") throw new GenerationAborted(event.data.error.message);
-        if (event.name === "image") cut ||= event.data.finish_reason !== "length";
-        if (event.name === "completed" && cut) {
-          throw new GenerationAborted("the drawing was cancelled");
+  try {
+    for (;;) {
+      try {
+        const response = id ? await resume(request, id, lastEventId, signal)
+          : await start(request, signal);
+        if (tries > 0) onStatus("Connected. Drawing …");
+        for await (const event of readEvents(response)) {
+          signal.throwIfAborted(); // events that were already buffered are not wanted either
+          if (event.name === "error") throw new GenerationAborted(event.data.error.message);
+          if (event.name === "image") cut ||= event.data.finish_reason !== "length";
+          if (event.name === "completed" && cut) {
+            throw new GenerationAborted("the drawing was cancelled");
+          }
+          tries = 0;
+          lastEventId = event.id ?? lastEventId;
+          if (event.name === "started") id = event.data.id;
+          onEvent(event);
+          if (event.name === "completed") return;
         }
-        tries = 0;
-        lastEventId = event.id ?? lastEventId;
-        if (event.name === "started") id = event.data.id;
-        onEvent(event);
-        if (event.name === "completed") return;
+        throw new ConnectionError("the stream ended early");
+      } catch (error) {
+        signal.throwIfAborted();
+        const status = error instanceof ApiError ? error.status : null;
+        const aborted = error instanceof GenerationAborted;
+        const restart = aborted ? !abortedBefore : status === 404 && id !== null;
+        // A 404 proves that the server is reachable, so earlier connection failures do not count.
+        tries = status === 404 && restart ? 1 : tries + 1;
+        if (!(isUnavailable(error) || restart || status === 429) || tries > MAX_TRIES) throw error;
+        abortedBefore ||= aborted;
+        if (restart) [id, lastEventId, cut] = [null, null, false];
+        if (status === 404) continue;
+        await waitBeforeRetry(error, tries, onStatus, signal);
       }
-      throw new ConnectionError("the stream ended early");
-    } catch (error) {
-      if (signal.aborted) {
-        // Sent even while the page unloads; the answer does not matter.
-        if (id) call(`v1/generations/${id}`, { method: "DELETE", keepalive: true }).catch(() => {});
-        throw error;
-      }
-      const status = error instanceof ApiError ? error.status : null;
-      const aborted = error instanceof GenerationAborted;
-      const restart = aborted ? !abortedBefore : status === 404 && id !== null;
-      // A 404 proves that the server is reachable, so earlier connection failures do not count.
-      tries = status === 404 && restart ? 1 : tries + 1;
-      if (!(isUnavailable(error) || restart || status === 429) || tries > MAX_TRIES) throw error;
-      abortedBefore ||= aborted;
-      if (restart) [id, lastEventId, cut] = [null, null, false];
-      if (status === 404) continue;
-      await waitBeforeRetry(error, tries, onStatus, signal);
+    }
+  } finally {
+    if (id && signal.aborted) { // sent even while the page unloads; the answer does not matter
+      call(`v1/generations/${id}`, { method: "DELETE", keepalive: true }).catch(() => {});
     }
   }
 }
