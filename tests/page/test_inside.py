@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import COLOUR, GREY, encode, random_picture
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page, Route
+    from playwright.sync_api import Page, Request, Route
 
 Server = tuple[AppState, str, FakeDecoder]
 VERDICT = re.compile(
@@ -183,6 +184,26 @@ def test_temperature_changes_chart(visit: Open) -> None:
     assert cold != warm
     set_slider(page, "#whatif-sampling-temperature", 1)
     assert canvas_pngs(page, "#charts canvas") == warm
+
+
+def test_guidance_moved_while_a_pixel_loads_keeps_the_pixel(visit: Open) -> None:
+    page = visit("#inside?seed=5&at=9&label=one")
+    wait_until_measured(page)
+    held: list[Route] = []
+    asked: list[int] = []
+    page.route("**/v1/distribution/pixel", lambda route: held.append(route), times=1)
+
+    def note(request: Request) -> None:
+        if "distribution" in request.url:
+            asked.append(len(json.loads(request.post_data or "")["values"]))
+
+    page.on("request", note)
+    with page.expect_request("**/v1/distribution/pixel"):
+        set_slider(page, "#inside-form [name=position]", 10)
+    set_slider(page, "#whatif-sampling-guidance", 3)
+    held[0].continue_()
+    wait_until_measured(page)
+    assert asked == [10, 10]
 
 
 def test_browser_sampling_matches_head(visit: Open) -> None:

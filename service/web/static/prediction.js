@@ -65,7 +65,7 @@ export class Prediction {
 
   /** Query the prediction at pixel `at` of a picture whose first `available` pixels are drawn. */
   async query(picture, at, available, label) {
-    this.pendingQuery = { picture, at, available, label };
+    this.latest = this.pendingQuery = { picture, at, available, label };
     if (this.loading) return;
     this.setLoading(true);
     await null; // a picture that is opened moves to several pixels at once, and only the last counts
@@ -126,9 +126,9 @@ export class Prediction {
 
   /** Redraw after a change of the sampling sliders; query the unconditional part if needed. */
   onSamplingChange() {
-    const { answer, host } = this;
+    const { answer, host, latest } = this;
     if (answer?.label && host.getSampling().guidance !== 1 && !answer.unconditional) {
-      this.query(answer.picture, answer.at, answer.available, answer.label);
+      this.query(latest.picture, latest.at, latest.available, latest.label);
     }
     this.draw();
   }
