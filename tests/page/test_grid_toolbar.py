@@ -15,7 +15,7 @@ from tests.page.helpers import (
 from tests.service.fixtures import GREY
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 
 def bits(page: Page) -> list[float]:
@@ -97,6 +97,23 @@ def test_every_tile_shows_its_heatmap(visit: Open) -> None:
         assert len(set(zip(*[iter(heat)] * 4, strict=True))) > 3
     page.click("#draw [data-action=heat]")
     expect(page.locator("#draw canvas.heatmap")).to_have_count(0)
+
+
+def test_heatmaps_toggled_while_measuring_are_shown_once(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5")
+    wait_until_drawn(page)
+    held: list[Route] = []
+    page.route("**/v1/score", lambda route: held.append(route))
+    with page.expect_request("**/v1/score"):
+        page.click("#draw [data-action=heat]")
+    page.click("#draw [data-action=heat]")
+    with page.expect_request("**/v1/score"):
+        page.click("#draw [data-action=heat]")
+    for route in held:
+        route.continue_()
+    expect(page.locator("#draw canvas.heatmap").first).to_be_visible()
+    expect(page.locator("#draw [data-action=heat]")).to_have_text("Heat maps")
+    expect(page.locator("#draw canvas.heatmap")).to_have_count(2)
 
 
 def test_failed_heatmaps_are_not_shown_as_pressed(visit: Open) -> None:

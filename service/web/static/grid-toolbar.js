@@ -88,21 +88,23 @@ export class GridToolbar {
   /** Cover every image with its heat map, all with the same scale, or remove the heat maps. */
   async showHeatmaps(shown) {
     const { list, tiles } = this;
-    list.querySelectorAll(".heatmap").forEach((canvas) => canvas.remove());
-    if (!shown) return;
     const [, button] = this.toggles;
-    button.textContent = "Measuring …";
-    try {
-      await this.measure(tiles);
-    } catch (error) {
-      if (this.tiles !== tiles) return; // the grid shows other images by now
-      button.ariaPressed = "false";
-      this.hint.textContent = "";
-      throw error;
-    } finally {
-      button.textContent = HEATMAPS;
+    if (shown) {
+      button.textContent = "Measuring …";
+      try {
+        await this.measure(tiles);
+      } catch (error) {
+        if (this.tiles !== tiles) return; // the grid shows other images by now
+        button.ariaPressed = "false";
+        this.hint.textContent = "";
+        throw error;
+      } finally {
+        button.textContent = HEATMAPS;
+      }
     }
-    if (this.tiles !== tiles || button.ariaPressed === "false") return;
+    if (this.tiles !== tiles) return;
+    list.querySelectorAll(".heatmap").forEach((canvas) => canvas.remove());
+    if (button.ariaPressed === "false") return; // meanwhile, or by this click
     const max = Math.max(...tiles.map(({ bits }) => scaleBits(bits)));
     for (const { button: imageButton, bits, request: { model } } of tiles) {
       const canvas = document.createElement("canvas");

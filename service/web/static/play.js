@@ -38,6 +38,12 @@ export class PlayView {
     }));
     this.player.stop();
     this.player.reset(model);
+    this.at = -1; // no game
+    this.hideRecap();
+  }
+
+  hideRecap() {
+    for (const id of ["play-squares", "play-recap"]) byId(id).hidden = true;
   }
 
   /** Start the game of a link, or a new one. */
@@ -59,7 +65,7 @@ export class PlayView {
     Object.assign(this, { seed, rounds: [], at: -1, playerScore: 0, modelScore: 0 });
     this.page.setLink("play", { model: model.id, seed }, { push: true });
     this.setButtons({});
-    for (const id of ["play-squares", "play-recap"]) byId(id).hidden = true;
+    this.hideRecap();
     this.setStatus("");
     if (!model.classes.length) {
       this.setStatus("This model draws without classes, so there is nothing to guess. Choose another model.");
