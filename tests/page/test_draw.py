@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import time
 from pathlib import Path
@@ -184,20 +183,6 @@ def test_image_is_enlarged_replayed_and_saved(visit: Open, tmp_path: Path) -> No
     with Image.open(png.value.path()) as saved:
         assert saved.size == (GREY.width, GREY.height)
         assert np.asarray(saved.convert("RGBA")).ravel().tolist() == shown
-    with page.expect_download() as drawing:
-        page.click("#viewer-apng")
-    with Image.open(io.BytesIO(Path(drawing.value.path()).read_bytes())) as animated:
-        frames = getattr(animated, "n_frames", 1)
-        assert frames == GREY.pixels + 2
-
-        def seen(frame: int) -> list[int]:
-            animated.seek(frame)
-            small = np.asarray(animated.convert("RGBA"))[:: 280 // 5, :: 280 // 5]
-            return list(small.ravel().tolist())
-
-        assert seen(0) == shown  # the default image, for programs without animation
-        assert not any(seen(1)[3::4])
-        assert seen(frames - 1) == shown
     page.keyboard.press("Escape")
     expect(page.locator("#viewer")).to_be_hidden()
 

@@ -17,6 +17,7 @@ from tests.page.helpers import (
     Open,
     expect,
     pixels,
+    share,
     wait_until_drawn,
     wait_until_measured,
 )
@@ -70,8 +71,9 @@ def test_gif_shows_drawing(visit: Open, model: str) -> None:
         config.height, config.width, 4
     )
     page.locator("#draw .image-grid button").first.click()
+    page.click("#viewer [data-share-open]")
     scale = 280 // config.width
-    with Image.open(io.BytesIO(saved(page, "#viewer-gif"))) as gif:
+    with Image.open(io.BytesIO(saved(page, "#viewer [data-copy=gif]"))) as gif:
         assert gif.info["loop"] == 0
         frames = getattr(gif, "n_frames", 1)
         assert frames == config.pixels + 1
@@ -113,13 +115,13 @@ def test_saved_file_belongs_to_clicked_image(visit: Open) -> None:
     with page.expect_download() as download:
         page.evaluate(
             """() => {
-                document.getElementById("viewer-apng").click();
+                document.getElementById("viewer-png").click();
                 const next = new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true });
                 document.getElementById("viewer").dispatchEvent(next);
             }"""
         )
     expect(page.locator("#viewer-facts")).to_contain_text("Seed 9")
-    assert download.value.suggested_filename == "scanline-grey-8-drawing.png"
+    assert download.value.suggested_filename == "scanline-grey-8.png"
     with Image.open(download.value.path()) as picture:
         assert '"seed":8,' in picture.text["scanline"]  # type: ignore[attr-defined]
 
@@ -170,15 +172,13 @@ def test_base64_of_large_data(visit: Open) -> None:
     assert same
 
 
-@pytest.mark.parametrize(
-    ("module", "button"),
-    [("apng", "#viewer-apng"), ("gif", "#viewer-gif"), ("zip", "#draw [data-action=zip]")],
-)
-def test_failed_module_of_export_is_reported(visit: Open, module: str, button: str) -> None:
+@pytest.mark.parametrize("module", ["gif", "zip"])
+def test_failed_module_of_export_is_reported(visit: Open, module: str) -> None:
     page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED"])
     wait_until_drawn(page)
     page.route(f"**/{module}.js", lambda route: route.abort())
-    if module != "zip":
-        page.locator("#draw .image-grid button").first.click()
-    page.click(button)
+    if module == "gif":
+        share(page, "#draw", "gif")
+    else:
+        page.click("#draw [data-action=zip]")
     expect(page.get_by_text("Reload the page")).to_be_visible()

@@ -38,6 +38,8 @@ def save(visit: Open, button: str = "#viewer-png", view: str = "draw", index: in
     page = visit(f"#{view}?n=2&seed=8&label=one&temperature=0.9&top_p=0.7")
     wait_until_drawn(page)
     page.locator(f"#{view} .image-grid button").nth(index).click()
+    if "copy" in button:
+        page.click("#viewer [data-share-open]")
     return saved(page, button)
 
 
@@ -62,7 +64,7 @@ def drop_elsewhere(visit: Open, file: bytes, **options: Any) -> Page:
 
 
 @pytest.mark.parametrize(
-    ("button", "scale"), [("#viewer-png", 1), ("#viewer-large", 20), ("#viewer-apng", 56)]
+    ("button", "scale"), [("#viewer-png", 1), ("#viewer [data-copy=png]", 112)]
 )
 def test_saved_picture_is_verified(visit: Open, button: str, scale: int) -> None:
     file = save(visit, button, index=1)

@@ -1,11 +1,14 @@
 /**
- * Animated GIF of a drawing, for programs without animated PNG support. A GIF frame has at most 256
- * colours. Pixels with more colours are split into several frames, so that every colour is exact.
+ * Animated GIF of a drawing. A GIF frame has at most 256 colours. Pixels with more colours are split
+ * into several frames, so that every colour is exact.
  */
 
-import { LAST_FRAME_MS, exportScale, frameEnds } from "./animation.js";
 import { pixelColour, pixelCount } from "./pixels.js";
 
+const FRAMES = 80;
+const SIZE = 280; // maximum width in pixels
+const MONTAGE_SIZE = 400; // maximum width of several pictures
+const LAST_FRAME_MS = 2000;
 const MAX_COLOURS = 255; // plus one for transparency
 const MIN_DELAY = 2; // hundredths of a second; browsers replace shorter delays by 10
 const DO_NOT_DISPOSE = 1; // the next frame is painted over this one
@@ -113,6 +116,22 @@ function encodeFrame(picture, pixels, scale, delay) {
 }
 
 /**
+ * Return the number of pixels shown at the end of each frame. The first frame shows only the known pixels.
+ *
+ * @param {import("./pixels.js").Picture} picture
+ */
+function frameEnds({ shape, known }) {
+  const total = pixelCount(shape);
+  const start = known?.includes(0) ? known.indexOf(0) : known ? total : 0;
+  const ends = [start];
+  for (let k = 1; k <= FRAMES; k += 1) {
+    const end = start + Math.round(((total - start) * k) / FRAMES);
+    if (end > ends.at(-1)) ends.push(end);
+  }
+  return ends;
+}
+
+/**
  * Encode the drawing of a picture, or of a montage.
  *
  * @param {import("./pixels.js").Picture} picture
@@ -120,7 +139,7 @@ function encodeFrame(picture, pixels, scale, delay) {
  */
 export function encodeGif(picture, seconds) {
   const { shape, order } = picture;
-  const scale = exportScale(shape, Boolean(order));
+  const scale = Math.max(1, Math.floor((order ? MONTAGE_SIZE : SIZE) / shape.width));
   const known = picture.known ?? new Uint8Array(pixelCount(shape));
   const ends = frameEnds(picture.tile ?? picture);
   const all = Array.from(known.keys());

@@ -49,13 +49,13 @@ export function toCanvas(picture, visible) {
   return canvas;
 }
 
-/** Return the rows [top, bottom) as RGBA PNG scanlines, each pixel enlarged to scale × scale. */
-export function scanlines(picture, top, bottom, scale, visible) {
-  const { width } = picture.shape;
+/** Return a picture as RGBA PNG scanlines, each pixel enlarged to scale × scale. */
+function scanlines(picture, scale, visible) {
+  const { width, height } = picture.shape;
   const line = 1 + 4 * width * scale;
-  const bytes = new Uint8Array(line * (bottom - top) * scale);
-  for (let y = top; y < bottom; y += 1) {
-    const first = (y - top) * scale * line;
+  const bytes = new Uint8Array(line * height * scale);
+  for (let y = 0; y < height; y += 1) {
+    const first = y * scale * line;
     for (let x = 0; x < width; x += 1) {
       const p = y * width + x;
       const rgba = visible(p) ? [...pixelColour(picture, p), 255] : [0, 0, 0, 0];
@@ -78,7 +78,7 @@ export function scanlines(picture, top, bottom, scale, visible) {
  */
 export async function toPng(picture, visible = () => true, scale = 1) {
   const { width, height } = picture.shape;
-  const data = await deflate(scanlines(picture, 0, height, scale, visible));
+  const data = await deflate(scanlines(picture, scale, visible));
   const header = headerChunk(width * scale, height * scale);
   const parts = [SIGNATURE, header, chunk("IDAT", data), END_CHUNK];
   return new Blob(parts, { type: "image/png" });

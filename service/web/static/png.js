@@ -26,7 +26,7 @@ export function chunk(name, data) {
 }
 
 /** Pack [byte width, value] pairs in big-endian order. */
-export function packBigEndian(...fields) {
+function packBigEndian(...fields) {
   const bytes = [];
   for (const [width, value] of fields) {
     for (let k = width - 1; k >= 0; k -= 1) bytes.push((value >>> (8 * k)) & 255);

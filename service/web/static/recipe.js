@@ -18,7 +18,7 @@ const toLatin1 = (bytes) => new TextDecoder("latin1").decode(bytes);
  * @param {string} drawn the server's PNG, in base64
  * @param {number} scale enlargement of the file that the chunks are for
  */
-export function recipeChunks(drawn, scale = 1) {
+function recipeChunks(drawn, scale) {
   return [...readChunks(toBytes(atob(drawn)))]
     .filter(({ name }) => name === "tEXt" || name === "iTXt")
     .map(({ name, data }) => {

@@ -1,7 +1,6 @@
 /** Dialog that shows one image enlarged: replay, save, share, or open it in another view. */
 
 import { toHash } from "./address.js";
-import { describeError, throwLoadError } from "./api.js";
 import { setRange } from "./fields.js";
 import { drawnAs } from "./format.js";
 import { Gallery, describeDrawing } from "./gallery.js";
@@ -9,8 +8,6 @@ import { downloadBlob, pixelCount, toCanvas, toPng } from "./pixels.js";
 import { Player } from "./player.js";
 import { embedRecipe } from "./recipe.js";
 import { ShareBar } from "./share.js";
-
-const LARGE_SCALE = 20;
 
 /** Return true if a tile precedes another in the grid. */
 const precedes = ({ element }, other) =>
@@ -29,21 +26,11 @@ export class Viewer {
     const onClick = (id, act) => document.getElementById(id).addEventListener("click", act);
     this.speed.addEventListener("input", () => this.updateSpeed());
     onClick("viewer-replay", () => this.replay());
-    // The image is read before encoding, because the viewer may show another one afterwards.
-    const addSaveButton = (id, suffix, encode) => onClick(id, () => {
-      const { picture, seconds, fileName, tile: { result: { png } } } = this;
-      this.share.setStatus(""); // of an earlier failure
-      encode(picture, seconds, png).then((blob) => downloadBlob(blob, `${fileName}${suffix}`))
-        .catch((error) => this.share.setStatus(describeError(error)));
+    onClick("viewer-png", async () => {
+      // Read before encoding, because the viewer may show another image afterwards.
+      const { picture, fileName, tile: { result: { png } } } = this;
+      downloadBlob(await embedRecipe(await toPng(picture), png), `${fileName}.png`);
     });
-    addSaveButton("viewer-png", ".png", async (picture, _, drawn) =>
-      embedRecipe(await toPng(picture), drawn));
-    addSaveButton("viewer-large", "-large.png", async (picture, _, drawn) =>
-      embedRecipe(await toPng(picture, undefined, LARGE_SCALE), drawn, LARGE_SCALE));
-    addSaveButton("viewer-apng", "-drawing.png", async (picture, seconds, drawn) =>
-      (await import("./apng.js").catch(throwLoadError)).encodeApng(picture, seconds, drawn));
-    addSaveButton("viewer-gif", ".gif", async (picture, seconds) =>
-      (await import("./gif.js").catch(throwLoadError)).encodeGif(picture, seconds));
     onClick("viewer-keep", () => {
       this.gallery.toggleKept(this.hash, toCanvas(this.picture), describeDrawing(this.link, this.link.fields.label));
       this.updateKeepButton();
