@@ -332,15 +332,3 @@ def test_transfer_size_of_all_files() -> None:
     files = [path for path in Path(STATIC).rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".html", ".css", ".js", ".svg"}
     assert sum(len(gzip.compress(path.read_bytes())) for path in files) <= ALL_BYTES
-
-
-def test_enabled_button_does_not_steal_focus(visit: Open, grey: FakeDecoder) -> None:
-    page = visit("#learn")
-    shown(page, "learn")
-    limits, memory = (page.locator(f"#scene-{b} button") for b in ("limits", "memory"))
-    grey.before_step = lambda slots: time.sleep(0.01)
-    press_enter(page, "#scene-limits button")
-    press_enter(page, "#scene-memory button")
-    for button in (limits, memory):
-        expect(button).to_be_enabled()
-    expect(memory).to_be_focused()

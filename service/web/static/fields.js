@@ -30,25 +30,6 @@ export function onDiceClick(form, draw) {
 /** Return true if a change of a control does not draw again: it has `data-keeps-pictures`. */
 export const keepsPictures = (control) => control.closest("[data-keeps-pictures]") !== null;
 
-/**
- * Disable buttons.
- *
- * @returns {(...enabled: HTMLButtonElement[]) => void} enables some of them again, and gives the
- *   focus back if one of the buttons lost it by being disabled and nothing has taken it since
- */
-export function disableButtons(...buttons) {
-  const listening = new AbortController();
-  let lostFocus = buttons.find((button) => button === document.activeElement);
-  for (const button of buttons) button.disabled = true;
-  document.addEventListener("focusin", () => { lostFocus = null; }, { signal: listening.signal });
-  return (...enabled) => {
-    listening.abort();
-    for (const button of enabled) button.disabled = false;
-    if (!lostFocus) return;
-    (enabled.includes(lostFocus) ? lostFocus : enabled[0]).focus({ preventScroll: true });
-  };
-}
-
 /** Return the seed of a link, or null. It applies to one drawing and fills no field. */
 export function parseSeed(fields) {
   const seed = Number(fields.get("seed"));

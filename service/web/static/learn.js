@@ -12,7 +12,8 @@ const RETRY_SECONDS = 10; // after a scene has failed, before waiting for the se
 
 /**
  * The scenes, and a table of the model's properties. A scene has the constructor arguments
- * (element, onStatus, onError) and the method `start(model, signal)`.
+ * (element, onStatus, onError) and the method `start(model, signal)`. `draw()`, which is optional, is
+ * called when its button is clicked.
  */
 export class LearnView {
   /** @param {object} page the `Page` of app.js */
@@ -25,8 +26,14 @@ export class LearnView {
       const line = element.querySelector("[data-status]");
       const setStatus = (text) => { line.textContent = text; };
       const entry = { setStatus, failed: false };
-      element.addEventListener("click", ({ target }) => {
-        if (target.closest("button")) entry.failed = false; // the visitor restarts it
+      element.addEventListener("click", async ({ target }) => {
+        const button = target.closest("button");
+        if (!button) return;
+        entry.failed = false; // the visitor restarts it
+        if (!entry.scene.draw || button.ariaDisabled === "true") return;
+        button.ariaDisabled = "true"; // unlike `disabled`, it keeps the focus
+        await entry.scene.draw().catch(entry.fail);
+        button.ariaDisabled = "false";
       });
       entry.fail = (error) => {
         if (error.name === "AbortError") return;

@@ -1,7 +1,6 @@
 /** Scene 4: what the model cannot do. */
 
 import { drawPicture, postImages, readJson, withRetries } from "../api.js";
-import { disableButtons } from "../fields.js";
 import { pixelCount, toCanvas, toPng } from "../pixels.js";
 
 const SEED = 61;
@@ -10,11 +9,9 @@ const COUNT = 3;
 
 /** Shows that upper halves are drawn without regard to a known lower half. */
 export class LimitsScene {
-  constructor(element, onStatus, onError) {
+  constructor(element, onStatus) {
     this.onStatus = onStatus;
     this.row = element.querySelector(".row");
-    this.button = element.querySelector("button");
-    this.button.addEventListener("click", () => this.draw().catch(onError));
   }
 
   start(model, signal) {
@@ -24,25 +21,20 @@ export class LimitsScene {
 
   async draw() {
     const { model, onStatus, signal } = this;
-    const enable = disableButtons(this.button);
-    try {
-      const picture = await drawPicture(model, { seed: SEED }, signal, onStatus);
-      const first = model.width * Math.round(model.height / 2);
-      const png = await toPng(picture, (p) => p >= first);
-      const fields = { model: model.id, n: COUNT, seed: COMPLETION_SEED, output: "values" };
-      const response = await withRetries(
-        () => postImages("v1/completions", fields, png, signal), signal, { onStatus });
-      const { images } = await readJson(response);
-      const known = new Uint8Array(pixelCount(model)).fill(1, first);
-      this.row.replaceChildren(
-        this.createCanvas(picture, "The known lower half", (p) => known[p]),
-        ...images.map(({ values }, k) => this.createCanvas(
-          { shape: model, values: Uint8Array.from(values) }, `Completion ${k + 1}`)),
-      );
-      onStatus("The upper halves were drawn without looking at the lower one.");
-    } finally {
-      enable(this.button);
-    }
+    const picture = await drawPicture(model, { seed: SEED }, signal, onStatus);
+    const first = model.width * Math.round(model.height / 2);
+    const png = await toPng(picture, (p) => p >= first);
+    const fields = { model: model.id, n: COUNT, seed: COMPLETION_SEED, output: "values" };
+    const response = await withRetries(
+      () => postImages("v1/completions", fields, png, signal), signal, { onStatus });
+    const { images } = await readJson(response);
+    const known = new Uint8Array(pixelCount(model)).fill(1, first);
+    this.row.replaceChildren(
+      this.createCanvas(picture, "The known lower half", (p) => known[p]),
+      ...images.map(({ values }, k) => this.createCanvas(
+        { shape: model, values: Uint8Array.from(values) }, `Completion ${k + 1}`)),
+    );
+    onStatus("The upper halves were drawn without looking at the lower one.");
   }
 
   createCanvas(picture, label, visible) {

@@ -1,6 +1,6 @@
 /** Scene 2: a state of fixed size, compared with a memory that grows with every pixel. */
 
-import { disableButtons, randomSeed, usesGuidance } from "../fields.js";
+import { randomSeed, usesGuidance } from "../fields.js";
 import { integerFormat } from "../format.js";
 import { pixelCount } from "../pixels.js";
 import { Player, reducedMotion } from "../player.js";
@@ -10,13 +10,11 @@ const SECONDS_PER_IMAGE = 8;
 
 /** Draws an image and shows what linear and softmax attention read for each pixel. */
 export class MemoryScene {
-  constructor(element, onStatus, onError) {
+  constructor(element, onStatus) {
     Object.assign(this, { element, onStatus });
     this.player = new Player(element.querySelector("canvas"), (position) => this.showCounts(position));
     [this.linearMeter, this.softmaxMeter] = element.querySelectorAll(".meter");
     this.texts = element.querySelectorAll("[data-attention]");
-    this.button = element.querySelector("button");
-    this.button.addEventListener("click", () => this.draw().catch(onError));
   }
 
   start(model, signal) {
@@ -32,25 +30,15 @@ export class MemoryScene {
     const { model, signal, player } = this;
     const label = usesGuidance(model) ? { label: "random" } : {};
     const fields = { model: model.id, seed: randomSeed(), ...label };
-    const enable = disableButtons(this.button);
     player.reset(model);
     player.rate = reducedMotion.matches ? Infinity : pixelCount(model) / SECONDS_PER_IMAGE;
-    try {
-      await followGeneration(
-        { fields },
-        (event) => player.handleEvent(event),
-        this.onStatus,
-        signal,
-      );
-      await player.paused();
-      if (signal.aborted) return;
-      const count = integerFormat.format(pixelCount(model) - 1);
-      this.onStatus(model.attention === "softmax"
-        ? `For its last pixel, this model looked at ${count} pixels; a linear one would have read one state.`
-        : `For its last pixel, this model read one state; an ordinary one would have looked at ${count} pixels.`);
-    } finally {
-      enable(this.button);
-    }
+    await followGeneration({ fields }, (event) => player.handleEvent(event), this.onStatus, signal);
+    await player.paused();
+    if (signal.aborted) return;
+    const count = integerFormat.format(pixelCount(model) - 1);
+    this.onStatus(model.attention === "softmax"
+      ? `For its last pixel, this model looked at ${count} pixels; a linear one would have read one state.`
+      : `For its last pixel, this model read one state; an ordinary one would have looked at ${count} pixels.`);
   }
 
   /** Show what the next pixel costs: one state, or every pixel so far. */
