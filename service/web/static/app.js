@@ -47,9 +47,9 @@ async function loadModels(notice) {
 
 /**
  * The state that the views share. Each view has these methods: `setModel(model)` switches to a
- * model; `open(fields)` shows the content of a link, or a default; `onShow()`, which is optional, is
- * called when the view is shown again. A view calls `page.setLink()` with the link fields that
- * recreate what it shows.
+ * model; `open(fields)` shows the content of a link, or a default; `showError(text)` shows why
+ * `open` has failed; `onShow()`, which is optional, is called when the view is shown again. A view
+ * calls `page.setLink()` with the link fields that recreate what it shows.
  */
 class Page {
   /** @param {{data: object[], watched: boolean, max_images: number}} list the reply of `v1/models` */
@@ -86,9 +86,17 @@ class Page {
     this.showNotice(null);
     this.setModel(id);
     this.setLink(view, { model: this.model.id }, { push: true }); // Back returns to the previous model
-    const loaded = await this.loadView(view);
-    this.opening = view;
-    loaded?.open(new URLSearchParams());
+    if (await this.loadView(view)) await this.openLink(view, new URLSearchParams());
+  }
+
+  /** Show the content of a link in a loaded view, or the error in the link. */
+  async openLink(name, fields) {
+    this.opening = name;
+    try {
+      await this.views[name].open(fields);
+    } catch (error) {
+      if (error.name !== "AbortError") this.views[name].showError(describeError(error));
+    }
   }
 
   /** Open a file that was pasted or dropped. */
@@ -219,8 +227,7 @@ class Page {
       writeAddress(this.hashes[view]);
       loaded.onShow?.();
     } else {
-      this.opening = view;
-      loaded.open(fields);
+      this.openLink(view, fields);
     }
   }
 

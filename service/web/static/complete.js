@@ -5,10 +5,7 @@ import { decodeFile } from "./decode.js";
 import { EditorTools } from "./editor-tools.js";
 import { Editor } from "./editor.js";
 import { ExampleStrip, exampleRows } from "./examples.js";
-import {
-  invalidSeedMessage, keepsPictures, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass,
-  unknownClassMessage,
-} from "./fields.js";
+import { keepsPictures, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass } from "./fields.js";
 import { connectFileButton } from "./file-drop.js";
 import { ImageGrid } from "./image-grid.js";
 import { LookAhead, lookaheadRows } from "./lookahead.js";
@@ -88,29 +85,14 @@ export class CompleteView {
     if (fields.has("image")) {
       const { n, label } = this.form.elements;
       if (fields.has("n")) n.value = fields.get("n");
-      const wanted = resolveClass(this.model, fields.get("label") ?? "");
-      const exists = [...label.options].some(({ value }) => value === wanted);
-      const anyClass = !exists && wanted === "random" && this.model.classes.length > 0;
-      if (anyClass) label.add(new Option("any class", wanted));
-      label.value = exists || anyClass ? wanted : "";
+      this.load(await decodeFile(fromBase64Url(fields.get("image")), () => this.model));
+      const seed = parseSeed(fields);
+      const wanted = resolveClass(this.model, fields.get("label") ?? "", { random: true });
+      if (![...label.options].some(({ value }) => value === wanted)) label.add(new Option("any class", wanted));
+      label.value = wanted;
       this.sampling.setFromLink(fields);
       this.onSettingsChange();
-      try {
-        this.load(await decodeFile(fromBase64Url(fields.get("image")), () => this.model));
-        this.lookahead.setFromLink(fields.get("particles"));
-      } catch (error) {
-        this.grid.status.showError(describeError(error));
-        return;
-      }
-      if (label.value !== wanted) {
-        this.grid.status.showError(unknownClassMessage(wanted));
-        return;
-      }
-      const seed = parseSeed(fields);
-      if (fields.has("seed") && seed === null) {
-        this.grid.status.showError(invalidSeedMessage(fields.get("seed")));
-        return;
-      }
+      this.lookahead.setFromLink(fields.get("particles"));
       await this.complete({ seed, axis: fields.get("by") });
     } else if (fields.has("own")) {
       await this.startBlank();

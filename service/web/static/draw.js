@@ -2,8 +2,7 @@
 
 import { IGNORED_FIELDS, comparisonAxes, comparisonRows } from "./compare.js";
 import {
-  invalidSeedMessage, keepsPictures, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass,
-  unknownClassMessage, usesGuidance,
+  keepsPictures, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass, usesGuidance,
 } from "./fields.js";
 import { ImageGrid } from "./image-grid.js";
 import { SAMPLING, SamplingControls, samplingFields, samplingOf } from "./sampling-controls.js";
@@ -129,19 +128,10 @@ export class DrawView {
     const { n, by } = this.form.elements;
     // The link of a comparison that ignores the class names none.
     const ignoresClass = IGNORED_FIELDS[fields.get("by")] && usesGuidance(this.model);
-    const label = resolveClass(this.model, fields.get("label") ?? (ignoresClass ? "random" : ""));
-    if (label === "random" && this.model.classes.length && !this.classInput(label)) {
-      this.addClass(label, "any class");
-    }
+    const wanted = fields.get("label") ?? (ignoresClass ? "random" : "");
+    const label = resolveClass(this.model, wanted, { random: true });
+    if (!this.classInput(label)) this.addClass(label, "any class");
     const input = this.classInput(label);
-    if (fields.has("label") && !input) {
-      this.grid.status.showError(unknownClassMessage(label));
-      return null;
-    }
-    if (fields.has("seed") && seed === null) {
-      this.grid.status.showError(invalidSeedMessage(fields.get("seed")));
-      return null;
-    }
     if (seed !== null && fields.get("n") === "1" && !fields.has("by")) {
       const image = { n: 1, ...samplingFields(this.model, samplingOf(this.model, fields), label) };
       return this.draw({ seed, image });
@@ -161,6 +151,10 @@ export class DrawView {
     if (fields.has("n")) n.value = fields.get("n");
     const automatic = [...fields.keys()].every((name) => name === "model");
     return this.draw({ seed, automatic });
+  }
+
+  showError(text) {
+    this.grid.status.showError(text);
   }
 
   /**

@@ -30,27 +30,35 @@ export function onDiceClick(form, draw) {
 /** Return true if a change of a control does not draw again: it has `data-keeps-pictures`. */
 export const keepsPictures = (control) => control.closest("[data-keeps-pictures]") !== null;
 
-/** Return the seed of a link, or null. It applies to one drawing and fills no field. */
+/**
+ * Return the seed of a link, or null if it names none. It applies to one drawing and fills no field.
+ *
+ * @throws if it is invalid
+ */
 export function parseSeed(fields) {
-  const seed = Number(fields.get("seed"));
-  const valid = fields.has("seed") && Number.isInteger(seed) && seed >= 0 && seed <= MAX_SEED;
-  return valid ? seed : null;
+  const text = fields.get("seed");
+  if (text === null) return null;
+  if (/^\d+$/.test(text) && Number(text) <= MAX_SEED) return Number(text);
+  throw new Error(`A seed is a whole number from 0 to ${MAX_SEED} here, not “${text}”.`);
 }
 
-/** Return the error message for a link with an invalid seed. */
-export const invalidSeedMessage = (seed) =>
-  `A seed is a whole number from 0 to ${MAX_SEED} here, not “${seed}”.`;
-
-/** Return the class that a link names: by its name in any case, or by its number. */
-export function resolveClass({ classes }, wanted) {
-  if (classes.includes(wanted)) return wanted;
+/**
+ * Return the class that a link names: by its name in any case, or by its number.
+ *
+ * @param {object} model
+ * @param {string} wanted empty for no class
+ * @param {{random?: boolean}} options `random`: accept "random", if the model has classes
+ * @throws if the model has no such class
+ */
+export function resolveClass({ classes }, wanted, { random = false } = {}) {
+  if (wanted === "" || classes.includes(wanted)) return wanted;
+  if (random && wanted === "random" && classes.length) return wanted;
   const matches = classes.filter((name) => name.toLowerCase() === wanted.toLowerCase());
   if (matches.length === 1) return matches[0];
-  return (/^\d{1,9}$/.test(wanted) && classes[Number(wanted)]) || wanted;
+  const numbered = /^\d{1,9}$/.test(wanted) && classes[Number(wanted)];
+  if (numbered) return numbered;
+  throw new Error(`This model has no class “${wanted}”. Choose another one.`);
 }
-
-/** Return the error message for a link with an unknown class. */
-export const unknownClassMessage = (label) => `This model has no class “${label}”. Choose another one.`;
 
 /** Return the fields without those that are undefined or empty. */
 export const omitEmpty = (fields) => Object.fromEntries(

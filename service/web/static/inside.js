@@ -2,9 +2,7 @@
 
 import { describeError, drawPicture, scoreImages } from "./api.js";
 import { decodeFile } from "./decode.js";
-import {
-  invalidSeedMessage, omitEmpty, parseSeed, randomSeed, setRange, usesGuidance,
-} from "./fields.js";
+import { omitEmpty, parseSeed, randomSeed, setRange, usesGuidance } from "./fields.js";
 import { connectFileButton } from "./file-drop.js";
 import { drawnAs, integerFormat } from "./format.js";
 import { mostSurprising, paintHeatmap, scaleBits } from "./heatmap.js";
@@ -113,31 +111,23 @@ export class InsideView {
   /** Open a link, or draw something new if it names no picture. */
   async open(fields) {
     const seed = parseSeed(fields);
-    if (fields.has("seed") && seed === null) {
-      this.showError(invalidSeedMessage(fields.get("seed")));
-      return;
-    }
     const position = Number(fields.get("at") ?? NaN);
     const at = Number.isSafeInteger(position) && position >= 0 ? position : null;
     const options = Object.fromEntries(["label", ...SAMPLING].filter((name) => fields.get(name))
       .map((name) => [name, name === "label" ? fields.get(name) : Number(fields.get(name))]));
-    try {
-      if (fields.has("image")) {
-        const image = fields.get("image");
-        const picture = await decodeFile(fromBase64Url(image), () => this.model);
-        await this.showPicture(picture, "From a link", { image, ...options }, { at });
-      } else if (seed !== null && at !== null) {
-        const { model } = this;
-        const source = { seed, ...options };
-        this.clear(source);
-        const { signal } = this.abort;
-        const picture = await drawPicture(model, source, signal, (text) => this.status.show(text));
-        await this.showPicture(picture, sourceTitle(source), source, { at });
-      } else {
-        await this.drawNew(seed === null ? { ...this.randomSource(), ...options } : { seed, ...options });
-      }
-    } catch (error) {
-      if (error.name !== "AbortError") this.showError(describeError(error));
+    if (fields.has("image")) {
+      const image = fields.get("image");
+      const picture = await decodeFile(fromBase64Url(image), () => this.model);
+      await this.showPicture(picture, "From a link", { image, ...options }, { at });
+    } else if (seed !== null && at !== null) {
+      const { model } = this;
+      const source = { seed, ...options };
+      this.clear(source);
+      const { signal } = this.abort;
+      const picture = await drawPicture(model, source, signal, (text) => this.status.show(text));
+      await this.showPicture(picture, sourceTitle(source), source, { at });
+    } else {
+      await this.drawNew(seed === null ? { ...this.randomSource(), ...options } : { seed, ...options });
     }
   }
 

@@ -1,7 +1,7 @@
 /** The view "Play": guess the class of a picture from its upper half, against the model. */
 
 import { describeError, isUnavailable, scoreImages } from "./api.js";
-import { invalidSeedMessage, parseSeed, randomSeed } from "./fields.js";
+import { parseSeed, randomSeed } from "./fields.js";
 import { drawnAs, formatPercent } from "./format.js";
 import { blankPicture, checkShape, pixelCount, toCanvas, toPng } from "./pixels.js";
 import { Player, reducedMotion } from "./player.js";
@@ -48,12 +48,14 @@ export class PlayView {
 
   /** Start the game of a link, or a new one. */
   open(fields) {
-    const seed = parseSeed(fields);
-    if (!fields.has("seed") || seed !== null) return this.startGame(seed ?? randomSeed());
+    return this.startGame(parseSeed(fields) ?? randomSeed());
+  }
+
+  /** Show an error instead of a game. */
+  showError(text) {
     this.setModel(this.model);
     this.setButtons({ over: true });
-    this.setStatus(invalidSeedMessage(fields.get("seed")));
-    return null;
+    this.setStatus(text);
   }
 
   /** Draw five pictures; their seeds choose their classes. */

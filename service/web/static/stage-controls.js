@@ -1,6 +1,6 @@
 /** The class and the sampling sliders of a dice stage. */
 
-import { randomSeed, resolveClass, usesGuidance } from "./fields.js";
+import { parseSeed, randomSeed, resolveClass, usesGuidance } from "./fields.js";
 import { SamplingControls, samplingFields } from "./sampling-controls.js";
 
 /** Controls that give the request fields of a picture. */
@@ -31,16 +31,16 @@ export class StageControls {
   /** Begin with another picture: that of a link, or one from a new seed. */
   begin(link) {
     const { model, classes, sampling } = this;
+    const seed = (link && parseSeed(link)) ?? randomSeed();
     if (link) {
       classes.value = resolveClass(model, link.get("label") ?? "");
       sampling.setFromLink(link);
     }
-    const seed = Number(link?.get("seed") ?? NaN);
     const random = model.classes[Math.floor(Math.random() * model.classes.length)];
     // With guidance, "anything" is a random class, because guidance needs one.
     const label = classes.value || (usesGuidance(model) && !link?.has("seed") ? random : "");
     sampling.enableGuidance(Boolean(label));
-    this.setSource(Number.isSafeInteger(seed) && seed >= 0 ? seed : randomSeed(), label);
+    this.setSource(seed, label);
   }
 
   /** Take the values of the sliders for the rest of the picture. */

@@ -2,7 +2,6 @@
 
 import { describeError, isUnavailable } from "./api.js";
 import { DiceStage } from "./dice-stage.js";
-import { invalidSeedMessage, parseSeed, resolveClass, unknownClassMessage } from "./fields.js";
 import { SAMPLING } from "./sampling-controls.js";
 import { ShareBar } from "./share.js";
 import { StatusPanel } from "./status.js";
@@ -33,15 +32,6 @@ export class WatchView {
 
   /** Draw the picture of a link, or a new one. */
   open(fields) {
-    if (fields.has("seed") && parseSeed(fields) === null) {
-      this.status.showError(invalidSeedMessage(fields.get("seed")));
-      return null;
-    }
-    const label = resolveClass(this.model, fields.get("label") ?? "");
-    if (label && !this.model.classes.includes(label)) {
-      this.status.showError(unknownClassMessage(label));
-      return null;
-    }
     const named = ["seed", "label", ...SAMPLING].some((name) => fields.has(name));
     return this.stage.begin({ link: named ? fields : null });
   }
@@ -70,6 +60,10 @@ export class WatchView {
 
   fail(error) {
     this.failed = isUnavailable(error);
-    this.status.showError(describeError(error));
+    this.showError(describeError(error));
+  }
+
+  showError(text) {
+    this.status.showError(text);
   }
 }
