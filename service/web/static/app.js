@@ -1,25 +1,23 @@
 /** Entry point of the page: its views, its models, and navigation by the address. */
 
 import { VIEWS, readAddress, toHash, writeAddress } from "./address.js";
-import { apiKey, call, describeError, readJson, throwLoadError, withRetries } from "./api.js";
+import { apiKey, call, describeError, readJson, throwLoadError } from "./api.js";
 import { listenForFiles } from "./file-drop.js";
 import { ModelPicker, modelTitle } from "./model-picker.js";
 import { readRecipe } from "./recipe.js";
 import { Viewer } from "./viewer.js";
 
 const RETRY_MS = 500;
-const RETRY_VIEW_MS = 2000;
 const LOADING_AFTER_MS = 500; // time to load a view, after which `LOADING` is shown
 const LOADING = "Loading …";
 const LOADING_MODELS = "The models are loading. In a few seconds they begin to draw …";
-// The query makes a browser fetch a module again that failed to load: Chromium keeps a failure.
 const MODULES = {
-  draw: async (query) => (await import(`./draw.js${query}`)).DrawView,
-  watch: async (query) => (await import(`./watch.js${query}`)).WatchView,
-  complete: async (query) => (await import(`./complete.js${query}`)).CompleteView,
-  inside: async (query) => (await import(`./inside.js${query}`)).InsideView,
-  play: async (query) => (await import(`./play.js${query}`)).PlayView,
-  learn: async (query) => (await import(`./learn.js${query}`)).LearnView,
+  draw: async () => (await import("./draw.js")).DrawView,
+  watch: async () => (await import("./watch.js")).WatchView,
+  complete: async () => (await import("./complete.js")).CompleteView,
+  inside: async () => (await import("./inside.js")).InsideView,
+  play: async () => (await import("./play.js")).PlayView,
+  learn: async () => (await import("./learn.js")).LearnView,
 };
 
 /** Fetch the models, waiting until the server has loaded them. */
@@ -63,14 +61,8 @@ class Page {
     this.views = {}; // by name, once loaded
     this.loading = {}; // promises of views, by name
     this.opening = null; // the view that opens an address, until it has set its link
-    this.failures = {}; // failed loads of views, by name
     this.picker = new ModelPicker(models, (id) => this.pickModel(id));
     this.setModel(); // the first one
-    document.querySelector("nav").addEventListener("click", (event) => {
-      // A click on a view that failed to load changes no hash, so it has to retry here.
-      const tab = event.target.closest("[data-view]");
-      if (tab && tab.dataset.view !== this.current && tab.hash === location.hash) this.navigate();
-    });
     addEventListener("hashchange", () => this.navigate());
     // After a click, a visitor who declined to enter the API key is asked again.
     addEventListener("click", () => { apiKey.declined = false; }, true);
@@ -127,32 +119,12 @@ class Page {
   }
 
   /** Import a view, once. */
-  importView(name) {
-    const query = this.failures[name] ? `?retry=${this.failures[name]}` : "";
-    this.loading[name] ??= MODULES[name](query).catch(throwLoadError).then((View) => {
-      if (this.failures[name]) this.showNotice(null); // it has loaded now
-      const view = new View(this);
-      view.setModel(this.model);
-      this.views[name] = view;
-      return view;
-    }).catch((error) => {
-      delete this.loading[name]; // allow another try
-      this.failures[name] = (this.failures[name] ?? 0) + 1;
-      this.showNotice(describeError(error));
-      reloadButton.hidden = false; // a module that this one imports may have failed
-      if (this.failures[name] === 1) this.retryWhenAvailable(name);
-      throw error;
-    });
-    return this.loading[name];
-  }
-
-  /** Once the server answers, load a view again that failed, and show it if it is still wanted. */
-  async retryWhenAvailable(name) {
-    await new Promise((resolve) => setTimeout(resolve, RETRY_VIEW_MS));
-    await withRetries(() => call("v1/models"), null, { maxTries: Infinity }).catch(() => {});
-    if (this.views[name]) return;
-    if (readAddress()?.view === name) this.navigate();
-    else this.importView(name).catch(() => {}); // reported
+  async importView(name) {
+    const View = await MODULES[name]().catch(throwLoadError);
+    const view = new View(this);
+    view.setModel(this.model);
+    this.views[name] = view;
+    return view;
   }
 
   /** Load a view, with a notice if it takes long; null if it failed, which is reported. */
@@ -160,7 +132,12 @@ class Page {
     const { requested } = this;
     const timer = setTimeout(() =>
       notice.hidden && this.requested === requested && this.showNotice(LOADING), LOADING_AFTER_MS);
-    const view = await this.importView(name).catch(() => null);
+    this.loading[name] ??= this.importView(name);
+    const view = await this.loading[name].catch((error) => {
+      this.showNotice(describeError(error));
+      reloadButton.hidden = false;
+      return null;
+    });
     clearTimeout(timer);
     if (view && notice.querySelector("[role=status]").textContent === LOADING) this.showNotice(null);
     return view;
