@@ -69,11 +69,8 @@ const toHeaderValue = (text) => String.fromCharCode(...new TextEncoder().encode(
  * @param {object} options
  * @param {(text: string) => void} options.onStatus receives the reason of each wait
  * @param {boolean} options.retryLost also repeat if the server is unreachable
- * @param {number} options.maxTries
  */
-export async function withRetries(
-  send, signal, { onStatus = () => {}, retryLost = true, maxTries = MAX_TRIES } = {},
-) {
+export async function withRetries(send, signal, { onStatus = () => {}, retryLost = true } = {}) {
   for (let tries = 1; ; tries += 1) {
     try {
       const response = await send();
@@ -81,7 +78,7 @@ export async function withRetries(
       return response;
     } catch (error) {
       const retriable = error.status === 429 || (retryLost && isUnavailable(error));
-      if (!retriable || tries === maxTries) throw error;
+      if (!retriable || tries === MAX_TRIES) throw error;
       await waitBeforeRetry(error, tries, onStatus, signal);
     }
   }

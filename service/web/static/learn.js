@@ -1,14 +1,12 @@
 /** The view "Learn": four scenes that explain the model, each run by the model itself. */
 
-import { call, describeError, isUnavailable, pause, withRetries } from "./api.js";
+import { describeError } from "./api.js";
 import { integerFormat } from "./format.js";
 import { BitsScene } from "./learn/bits.js";
 import { DiceScene } from "./learn/dice.js";
 import { LimitsScene } from "./learn/limits.js";
 import { MemoryScene } from "./learn/memory.js";
 import { modelTitle } from "./model-picker.js";
-
-const RETRY_SECONDS = 10; // after a scene has failed, before waiting for the server
 
 /**
  * The scenes, and a table of the model's properties. A scene has the constructor arguments
@@ -39,7 +37,6 @@ export class LearnView {
         if (error.name === "AbortError") return;
         entry.failed = true;
         setStatus(describeError(error));
-        if (isUnavailable(error)) this.restartWhenAvailable();
       };
       entry.scene = new Scene(element, setStatus, entry.fail);
       return entry;
@@ -79,22 +76,6 @@ export class LearnView {
   /** Restart the failed scenes. Called when the view is shown again. */
   onShow() {
     this.scenes.filter(({ failed }) => failed).forEach((entry) => this.start(entry));
-  }
-
-  /** Wait until the server answers, without a message, and restart the failed scenes. */
-  async restartWhenAvailable() {
-    const { signal } = this.abort;
-    if (this.waiting === signal) return; // another scene waits already
-    this.waiting = signal;
-    try {
-      await pause(RETRY_SECONDS, signal);
-      await withRetries(() => call("v1/models", { signal }), signal, { maxTries: Infinity });
-    } catch { // another model was selected, or the server refuses
-      return;
-    } finally {
-      if (this.waiting === signal) this.waiting = null;
-    }
-    this.onShow();
   }
 
   start(entry) {
