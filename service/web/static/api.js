@@ -84,18 +84,14 @@ export async function withRetries(send, signal, { onStatus = () => {}, retryLost
   }
 }
 
-/** Wait before the next try, and report the reason and the time left. */
+/** Wait before the next try, and report the reason and the time. */
 export async function waitBeforeRetry(error, tries, onStatus, signal) {
   const busy = error.status === 429;
   const reason = busy ? (BUSY[error.code] ?? "The server is full. Trying again")
     : "Connection lost. Reconnecting";
   const delay = busy ? error.retryAfter : backoff(tries);
-  for (let left = delay; left > 0; left -= 1) {
-    const seconds = Math.ceil(left);
-    // Not every second, because screen readers read each change aloud.
-    if (left === delay || seconds % 5 === 0) onStatus(`${reason} in ${seconds} s …`);
-    await pause(Math.min(left, 1), signal);
-  }
+  onStatus(`${reason} in ${Math.ceil(delay)} s …`);
+  await pause(delay, signal);
 }
 
 /** Return true if the server is unreachable, starting or shutting down. */

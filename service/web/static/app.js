@@ -3,7 +3,7 @@
 import { VIEWS, readAddress, toHash, writeAddress } from "./address.js";
 import { apiKey, call, describeError, readJson, throwLoadError } from "./api.js";
 import { listenForFiles } from "./file-drop.js";
-import { ModelPicker, modelTitle } from "./model-picker.js";
+import { ModelPicker } from "./model-picker.js";
 import { readRecipe } from "./recipe.js";
 import { Viewer } from "./viewer.js";
 
@@ -148,13 +148,6 @@ class Page {
     this.model = this.models.find((model) => model.id === id) ?? this.models[0];
     this.picker.select(this.model.id);
     document.getElementById("slow-note").hidden = !this.model.slow;
-    const digits = modelTitle(this.model) === "Digits";
-    for (const text of document.querySelectorAll("[data-picture]")) {
-      text.textContent = digits ? "a digit" : "a picture";
-    }
-    for (const icon of document.querySelectorAll("[data-icon]")) {
-      icon.toggleAttribute("hidden", (icon.dataset.icon === "digit") !== digits);
-    }
     this.hashes = {};
     for (const name of VIEWS) {
       this.views[name]?.setModel(this.model);

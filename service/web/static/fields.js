@@ -60,10 +60,5 @@ export function resolveClass({ classes }, wanted, { random = false } = {}) {
   throw new Error(`This model has no class “${wanted}”. Choose another one.`);
 }
 
-/** Return the fields without those that are undefined or empty. */
-export const omitEmpty = (fields) => Object.fromEntries(
-  Object.entries(fields).filter(([, value]) => value !== undefined && value !== ""),
-);
-
 /** Return true if a model samples with guidance by default, which needs a class. */
 export const usesGuidance = ({ classes, guidance }) => classes.length > 0 && guidance !== 1;

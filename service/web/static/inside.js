@@ -2,7 +2,7 @@
 
 import { describeError, drawPicture, scoreImages } from "./api.js";
 import { decodeFile } from "./decode.js";
-import { omitEmpty, parseSeed, randomSeed, setRange, usesGuidance } from "./fields.js";
+import { parseSeed, randomSeed, setRange, usesGuidance } from "./fields.js";
 import { connectFileButton } from "./file-drop.js";
 import { drawnAs, integerFormat } from "./format.js";
 import { mostSurprising, paintHeatmap, scaleBits } from "./heatmap.js";
@@ -141,7 +141,7 @@ export class InsideView {
     this.page.show("inside");
     const { label } = fields;
     const source = view === "draw"
-      ? omitEmpty(Object.fromEntries(["seed", ...SAMPLING, "label"].map((name) => [name, fields[name]])))
+      ? Object.fromEntries(Object.entries(fields).filter(([name]) => ["seed", "label", ...SAMPLING].includes(name)))
       : { image: await toBase64Url(await toPng(picture)), ...(label ? { label } : {}) };
     const title = view === "draw" ? sourceTitle({ label }) : "A picture completed by the model.";
     await this.showPicture(picture, title, source);
