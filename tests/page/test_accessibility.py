@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 VIEWS = ["draw", "watch", "complete", "inside", "play", "learn"]
 # About 5 % above today's size; raise it in the commit that needs it, and say why.
-PAGE_BYTES = 82_500  # gzip-compressed, of an opened view
-ALL_BYTES = 121_500  # gzip-compressed, of all files
+PAGE_BYTES = 81_500  # gzip-compressed, of an opened view
+ALL_BYTES = 119_000  # gzip-compressed, of all files
 CHART = "Brightness: probability of each of 256 values. Enter chooses one."
 SHAPING = {"Temperature", "Guidance", "Top-p"}
 INTERACTIVE = {
