@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from scanline.kernels.constants import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE, MIXTURES
 from scanline.kernels.ops.linear import full_precision_linear
-from scanline.kernels.ops.nll import categorical_nll, mixture_nll
 from scanline.model.config import VALUES, ModelConfig
 
 _LN2 = math.log(2.0)
@@ -148,13 +147,11 @@ class Head(nn.Module):
         """Return -log2 P(values): ``[..., P]``, integers ``[..., C]`` → ``[...]``."""
         parameters = parameters if parameters.dtype == torch.float64 else parameters.float()
         if not self.categorical:
-            return mixture_nll(parameters, values, self._mixture_nll) / _LN2
-        nats: Tensor = categorical_nll(parameters.flatten(0, -2), values.flatten())
+            mixture = split_mixture(parameters, self.channels)
+            return _mixture_log_probs(mixture, _to_unit(values, parameters.dtype)) / -_LN2
+        logits, targets = parameters.flatten(0, -2), values.flatten().long()
+        nats = F.cross_entropy(logits, targets, reduction="none")
         return nats.view(values.shape[:-1]) / _LN2
-
-    def _mixture_nll(self, parameters: Tensor, values: Tensor) -> Tensor:
-        mixture = split_mixture(parameters, self.channels)
-        return -_mixture_log_probs(mixture, _to_unit(values, parameters.dtype))
 
     def log_probs(
         self,

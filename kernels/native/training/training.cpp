@@ -17,8 +17,6 @@
 #include "../thread_pool.h"
 #include "activation.h"
 #include "attention.h"
-#include "categorical.h"
-#include "mixture.h"
 #include "residual.h"
 #include "weight_gradient.h"
 
@@ -227,42 +225,6 @@ SCANLINE_API int bias_gelu_backward(void* pool, int64_t rows, int64_t features, 
                                     block_grads + i * features);
         });
     });
-}
-
-// `parameters, gradient: [P, size]`, `values: [P, channels]`, `nats: [P]`.
-SCANLINE_API int mixture_nll(void* pool, int64_t pixels, int64_t block, int channels, int64_t size,
-                             const float* parameters, const uint8_t* values, float* nats,
-                             float* gradient) {
-    parallel_for_blocks(pool, pixels, block, [&](int64_t, int64_t first, int64_t count) {
-        for (int64_t i = first; i < first + count; ++i)
-            nats[i] = scanline::mixture_nll(parameters + i * size, values + i * channels, channels,
-                                            gradient + i * size);
-    });
-    return 0;
-}
-
-// `logits: [P, 256]`, `values, nats: [P]`, `sums: [P, 2]`.
-SCANLINE_API int categorical_forward(void* pool, int64_t pixels, int64_t block, const float* logits,
-                                     const uint8_t* values, float* nats, LogSumExp* sums) {
-    parallel_for_blocks(pool, pixels, block, [&](int64_t, int64_t first, int64_t count) {
-        for (int64_t i = first; i < first + count; ++i) {
-            sums[i] = LogSumExp::of(logits + i * VALUES);
-            nats[i] = categorical_nll(logits + i * VALUES, values[i], sums[i]);
-        }
-    });
-    return 0;
-}
-
-// `grad: [P]`, `gradient: [P, 256]`.
-SCANLINE_API int categorical_backward(void* pool, int64_t pixels, int64_t block, const float* grad,
-                                      const float* logits, const uint8_t* values,
-                                      const LogSumExp* sums, float* gradient) {
-    parallel_for_blocks(pool, pixels, block, [&](int64_t, int64_t first, int64_t count) {
-        for (int64_t i = first; i < first + count; ++i)
-            categorical_gradient(logits + i * VALUES, values[i], sums[i], grad[i],
-                                 gradient + i * VALUES);
-    });
-    return 0;
 }
 
 // Gradient of summed table rows. `grad: [N, D]`, `ids: [N, ids_per_sum]`, `gradient: [rows, D]`, zeroed

@@ -10,7 +10,6 @@ from torch import Tensor
 from scanline.kernels.native.training import library
 from scanline.kernels.native.training.attention import attention
 from scanline.kernels.native.training.linear import weight_gradient
-from scanline.kernels.native.training.nll import categorical_nll, mixture_nll
 from scanline.kernels.ops.embedding import embedding_sum
 from scanline.kernels.ops.linear import LinearOutput, linear_gelu
 from scanline.kernels.ops.residual import residual
@@ -42,11 +41,6 @@ def run_all(chosen: library.TrainingLibrary, dtype: torch.dtype) -> None:
             z = linear_gelu(y, parameter(2 * L, D), parameter(2 * L))
         backward(x, z)
     backward(embedding_sum(parameter(5, L), torch.randint(0, 5, (7, 3))))
-    for channels, size in ((1, 30), (3, 100)):
-        values = torch.randint(0, 256, (65, channels), dtype=torch.uint8)
-        mixture_nll(torch.randn(65, size), values)
-    values = torch.randint(0, 256, (65,), dtype=torch.uint8)
-    backward(categorical_nll(parameter(65, 256), values))
 
 
 if __name__ == "__main__":

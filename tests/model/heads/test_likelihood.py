@@ -7,9 +7,10 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from scanline.kernels.constants import MIXTURES
-from scanline.model.heads import logistic_log_prob
+from scanline.model.heads import Head, logistic_log_prob
 from tests.conftest import assert_close, tiny_config
 from tests.model.heads.fixtures import (
     ALL_VALUES,
@@ -148,3 +149,46 @@ def test_bits_are_at_least_float32() -> None:
     bits = head.bits(half, torch.zeros(4, 1, dtype=torch.uint8))
     assert bits.dtype == torch.float32
     assert torch.equal(bits, head.bits(half.float(), torch.zeros(4, 1, dtype=torch.uint8)))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("spread", [0.3, 1.0, 2.0])
+def test_mixture_in_float32_matches_float64(channels: int, spread: float) -> None:
+    """Includes extreme values, and scales that are clamped."""
+    config = tiny_config(channels=channels, head="logistic_mixture")
+    parameters = spread * torch.randn(400, config.head_outputs)
+    values = torch.randint(0, 256, (400, channels), dtype=torch.uint8)
+    values[:40], values[40:80] = 0, 255
+    scales = slice((1 + channels) * MIXTURES, (1 + 2 * channels) * MIXTURES)
+    parameters[::4, scales] -= 4  # some below the minimum, where most bins are nearly empty
+    assert_float32_matches_float64(Head(config), parameters, values)
+
+
+def test_categorical_in_float32_matches_float64() -> None:
+    parameters = 8 * torch.randn(70, 256)
+    parameters[:9] *= 100  # some values have tiny probabilities
+    values = torch.randint(0, 256, (70, 1), dtype=torch.uint8)
+    assert_float32_matches_float64(Head(tiny_config()), parameters, values)
+
+
+def assert_float32_matches_float64(head: Head, parameters: Tensor, values: Tensor) -> None:
+    """Compare bits and gradients."""
+    parameters.requires_grad_()
+    exact = parameters.detach().double().requires_grad_()
+    bits, expected = head.bits(parameters, values), head.bits(exact, values)
+    assert_close(bits, expected)
+    (grad,) = torch.autograd.grad(bits.sum(), parameters)
+    (exactly,) = torch.autograd.grad(expected.sum(), exact)
+    scale = exactly.abs().amax(1, keepdim=True)
+    # The narrowest logistics multiply a mean's rounding error by e^7.
+    torch.testing.assert_close((grad / scale).double(), exactly / scale, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("head", ["categorical", "logistic_mixture"])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_bits_of_invalid_parameters_are_not_finite(wrong: float, head: str) -> None:
+    config = tiny_config(head=head)
+    parameters = torch.zeros(3, config.head_outputs)
+    parameters[1, 7] = wrong
+    bits = Head(config).bits(parameters, torch.full((3, 1), 200, dtype=torch.uint8))
+    assert bits.isfinite().tolist() == [True, False, True]

@@ -14,7 +14,7 @@ from torch import Tensor
 from scanline.kernels.native.build import NativeBuildError, find_compiler
 from scanline.kernels.native.training import library
 from scanline.kernels.native.training.linear import linear
-from scanline.kernels.native.training.nll import categorical_nll
+from scanline.kernels.native.training.residual import bias_gelu
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, tiny_config
@@ -56,12 +56,11 @@ def test_results_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.Monk
 def test_concurrent_calls_from_python_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = library.TrainingLibrary(2)
     monkeypatch.setattr(library, "get_library", lambda: chosen)
-    logits = [torch.randn(2_000, 256) for _ in range(4)]
-    values = torch.randint(0, 256, (2_000,), dtype=torch.uint8)
-    alone = [categorical_nll(x, values) for x in logits]
+    inputs, bias = [torch.randn(2_000, 256) for _ in range(4)], torch.randn(256)
+    alone = [bias_gelu(x, bias) for x in inputs]
     with ThreadPoolExecutor(4) as pool:
         for _ in range(10):
-            together = pool.map(lambda x: categorical_nll(x, values), logits)
+            together = pool.map(lambda x: bias_gelu(x, bias), inputs)
             assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
@@ -99,11 +98,10 @@ import torch
 from scanline.kernels.native.training import library
 
 torch.set_num_threads(2)
-values = torch.zeros(4096, dtype=torch.uint8)
-logits, nats, sums = (torch.zeros(4096, size) for size in (256, 1, 2))
+x, bias, y = torch.zeros(4096, 256), torch.zeros(256), torch.zeros(4096, 256)
 
 def run():  # torch's own functions would wait for its threads
-    library.require_library().run("categorical_forward", 4096, 64, logits, values, nats, sums)
+    library.require_library().run("bias_gelu_forward", 4096, 256, 64, 0, x, bias, y)
 
 run()
 child = os.fork()
