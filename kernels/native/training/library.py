@@ -35,7 +35,6 @@ _FUNCTIONS: dict[str, tuple[list[type], int]] = {
     "residual_backward": ([_HANDLE, _INT], 9),
     "bias_gelu_forward": ([_COUNT, _COUNT, _COUNT, _INT], 3),
     "bias_gelu_backward": ([_COUNT, _COUNT, _COUNT, _INT], 5),
-    "weight_gradient": ([_COUNT, _COUNT, _COUNT, _INT], 3),
     "embedding_sum_backward": ([_COUNT, _COUNT, _COUNT, _COUNT], 3),
 }
 

@@ -13,12 +13,12 @@
 #include <algorithm>
 #include <new>
 
+#include "../buffer.h"
 #include "../float_mode.h"
 #include "../thread_pool.h"
 #include "activation.h"
 #include "attention.h"
 #include "residual.h"
-#include "weight_gradient.h"
 
 #define SCANLINE_API extern "C" __attribute__((visibility("default")))
 
@@ -116,24 +116,6 @@ SCANLINE_API void* training_open(int threads) {
 SCANLINE_API void training_close(void* pool) { delete static_cast<ThreadPool*>(pool); }
 
 SCANLINE_API int training_lanes() { return LANES; }
-
-// `grad: [rows, outputs]`, `x: [rows, inputs]`, `weight: [outputs, inputs]`, zeroed by the caller.
-SCANLINE_API int weight_gradient(void* pool, int64_t rows, int64_t outputs, int64_t inputs, int bf16,
-                                 const void* grad, const void* x, float* weight) {
-    return dispatch_dtype(bf16, [&](auto element) {
-        using T = decltype(element);
-        const int64_t threads = static_cast<ThreadPool*>(pool)->size();
-        constexpr int tile = WeightGradient<T>::OUTPUTS;
-        const int64_t tiles = (outputs + tile - 1) / tile;
-        const int64_t block = (tiles + threads - 1) / threads * tile;
-        Scratch scratch(pool, WeightGradient<T>::scratch(inputs, block));
-        parallel_for(pool, (outputs + block - 1) / block, [&](int64_t i, int thread) {
-            const int64_t first = i * block, own = std::min(block, outputs - first);
-            WeightGradient<T>(rows, outputs, inputs, first, own, scratch.of(thread))
-                .compute(static_cast<const T*>(grad), static_cast<const T*>(x), weight);
-        });
-    });
-}
 
 SCANLINE_API int attention_forward(void* pool, const AttentionSizes* sizes, int bf16,
                                    const void* qkv, const float* bias, void* o,

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from scanline.kernels.native.training import library
 from scanline.kernels.native.training.attention import attention
-from scanline.kernels.native.training.linear import weight_gradient
 from scanline.kernels.ops.embedding import embedding_sum
 from scanline.kernels.ops.linear import LinearOutput, linear_gelu
 from scanline.kernels.ops.residual import residual
@@ -26,8 +25,6 @@ def backward(*outputs: Tensor) -> None:
 def run_all(chosen: library.TrainingLibrary, dtype: torch.dtype) -> None:
     library.get_library = lambda: chosen
     L = chosen.lanes
-    for rows, outputs, inputs in [(1, 1, 1), (2, 7, 5), (513, 20, 100), (3, 66, 131), (255, 6, 33)]:
-        weight_gradient(torch.randn(rows, outputs).to(dtype), torch.randn(rows, inputs).to(dtype))
     for positions, vectors in [(1, 1), (2, 2), (17, 4), (5, 8)]:
         heads = parameter(2, positions, 3, 3, vectors * L, dtype=dtype)
         backward(attention(heads, parameter(3, 3, vectors * L)))
