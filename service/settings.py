@@ -18,7 +18,7 @@ from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.http.protocol.connection_limiter import ConnectionLimits
 
 # Variables that other modules read: the data sets' folder, and the native decoder's build.
-OTHER_VARIABLES = ("data_dir", "cache", "cxxflags", "isa", "compile_timeout")
+OTHER_VARIABLES = ("data_dir", "cache", "cxxflags", "isa")
 # Variables that Kubernetes sets in every pod if a service is named scanline or scanline-….
 _SERVICE_LINK = re.compile(
     r"(\w+_)?(service_host|service_port(_\w+)?|port_\d+_(tcp|udp)(_(proto|port|addr))?)"

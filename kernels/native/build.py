@@ -11,8 +11,7 @@ and flags is part of every file name, so a build of other sources is never loade
 
 Environment variables: ``CXX`` is the compiler command, ``SCANLINE_CACHE`` the folder of builds
 (default ``~/.cache/scanline``), ``SCANLINE_CXXFLAGS`` adds compiler flags (such as
-``-fsanitize=address``), ``SCANLINE_ISA`` is the ISA to use instead of the CPU's best,
-``SCANLINE_COMPILE_TIMEOUT`` the most seconds that a compilation may take (default 300).
+``-fsanitize=address``), ``SCANLINE_ISA`` is the ISA to use instead of the CPU's best.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ FLAGS = (
     "-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread",
     "-fvisibility=hidden",
 )  # fmt: skip
-COMPILE_TIMEOUT = 300  # seconds, unless SCANLINE_COMPILE_TIMEOUT is set
 # Matches what g++ and clang++ print if one of their subprocesses was killed. Their exit status does
 # not tell this from a compile error.
 _KILLED = re.compile(
@@ -99,76 +97,38 @@ def _cache() -> Path:
         raise NativeBuildError(str(error)) from error
 
 
-def _compile_timeout() -> int:
-    """Return ``SCANLINE_COMPILE_TIMEOUT``; raise ``NativeBuildError`` unless it is a number."""
-    value = os.environ.get("SCANLINE_COMPILE_TIMEOUT") or str(COMPILE_TIMEOUT)
-    if not value.isdecimal():
-        raise NativeBuildError(
-            f"SCANLINE_COMPILE_TIMEOUT must be a whole number of seconds, not {value!r}"
-        )
-    return int(value)
-
-
-def _run(
-    command: Sequence[str], timeout: float | None, env: dict[str, str]
-) -> tuple[int, str, str]:
-    """Run a command and return its status and output. Then end all processes that it started.
-
-    A driver does not end the compiler that it runs. Therefore they are in a process group with a
-    shell that kills the group once its input ends, which also happens if this process is killed.
-    """
-    guard = ["/bin/sh", "-c", "read -r _; kill -KILL 0"]
-    with (
-        subprocess.Popen(guard, stdin=subprocess.PIPE, process_group=0) as leader,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
-            process_group=leader.pid,
-        ) as process,
-    ):  # fmt: skip
-        assert leader.stdin is not None
-        with leader.stdin:
-            stdout, stderr = process.communicate(timeout=timeout)
-    return process.returncode, stdout, stderr
-
-
-def run_compiler(
-    command: Sequence[str], folder: Path | None = None, timeout: float | None = COMPILE_TIMEOUT
-) -> str:
+def run_compiler(command: Sequence[str], folder: Path | None = None) -> str:
     """Run a compiler with its temporary files in ``folder``, and return its output."""
     env = os.environ | {"LC_ALL": "C"}  # English messages
     if folder is not None:
         env["TMPDIR"] = str(folder)
     try:
-        returncode, stdout, stderr = _run(command, timeout, env)
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     except OSError as error:
         raise NativeBuildError(f"{command[0]} cannot be run ({error}): {INSTALL}") from error
-    except subprocess.TimeoutExpired as error:
-        raise InterruptedBuildError(
-            f"{shlex.join(command)} took longer than {timeout} s and was stopped: set "
-            "SCANLINE_COMPILE_TIMEOUT to more seconds if this machine is slow or busy"
-        ) from error
-    if returncode < 0:
-        name = signal.strsignal(-returncode) or "unknown"
-        lines = stderr.strip().splitlines()
+    if done.returncode < 0:
+        name = signal.strsignal(-done.returncode) or "unknown"
+        lines = done.stderr.strip().splitlines()
         output = f", with the output {lines[0]!r}" if lines else ""
         raise InterruptedBuildError(
-            f"{shlex.join(command)} was killed by signal {-returncode} ({name}){output}: try again"
+            f"{shlex.join(command)} was killed by signal {-done.returncode} ({name}){output}: "
+            "try again"
         )
-    if returncode != 0:
-        if killed := _KILLED.search(stderr):
+    if done.returncode != 0:
+        if killed := _KILLED.search(done.stderr):
             raise InterruptedBuildError(
                 f"{shlex.join(command)} was killed ({killed[0]}), perhaps because memory is short: "
                 "try again"
             )
-        lines = stderr.strip().splitlines() or ["no output"]
+        lines = done.stderr.strip().splitlines() or ["no output"]
         reason = next((line for line in lines if _FULL in line or "error" in line), lines[0])
-        if _FULL in stderr:
+        if _FULL in done.stderr:
             raise FullDiskError(
                 f"the disk is full ({reason}): free some space, or set SCANLINE_CACHE to a folder "
                 "on another disk"
             )
         raise NativeBuildError(f"{shlex.join(command)} failed ({reason}); set CXX to another one")
-    return stdout
+    return done.stdout
 
 
 def check_isa(isa: str) -> None:
@@ -311,14 +271,13 @@ def compile_library(
 ) -> None:
     """Compile a source for an ISA, with further compiler options, into the file ``path``.
 
-    ``to_load`` limits the time, and raises ``OSError`` if code in the file's folder may not be
-    executed. Builds in advance may take long, because the compiler may be emulated.
+    ``to_load`` raises ``OSError`` if code in the file's folder may not be executed.
     """
     with atomic_path(path) as built:
         if to_load and _NOEXEC and os.statvfs(built.parent).f_flag & _NOEXEC:
             raise OSError("it is mounted noexec")
         command = [*compiler, *_flags(isa), *options, str(source), "-o", str(built)]
-        run_compiler(command, built.parent, _compile_timeout() if to_load else None)
+        run_compiler(command, built.parent)
         built.chmod(0o755)
 
 

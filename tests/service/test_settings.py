@@ -254,7 +254,7 @@ def test_an_unknown_variable_stops_the_server_with_a_suggestion(
 
 def test_foreign_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
-        "SCANLINE_CACHE", "SCANLINE_CXXFLAGS", "SCANLINE_COMPILE_TIMEOUT", "SCANLINE_DATA_DIR",
+        "SCANLINE_CACHE", "SCANLINE_CXXFLAGS", "SCANLINE_DATA_DIR",
         "SCANLINE_SERVICE_HOST", "SCANLINE_SERVICE_PORT_HTTP", "SCANLINE_PORT_8000_TCP_ADDR",
         "SCANLINE_PORT_8000_TCP_PORT", "SCANLINE_GPU_SERVICE_PORT",
     ):  # fmt: skip
