@@ -131,15 +131,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
-def gc_unfrozen() -> Iterator[None]:
-    """Undo the freezing of ``pytest_collection_finish`` during a test."""
-    gc.unfreeze()
-    yield
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(autouse=True)
 def _fixed_seed_and_log_level() -> Iterator[None]:
     """Run every test with the same seed and log level, so that a failure repeats when run alone."""

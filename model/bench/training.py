@@ -27,7 +27,6 @@ from scanline.model.bench.roofline import Roofline, operations_per_step
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.training.config import TrainingConfig
 from scanline.model.training.distributed import choose_process_count, process_group
-from scanline.model.training.host_tuning import frozen_gc
 from scanline.model.training.train_state import TrainState
 
 MODELS = ("mnist", "cifar10")
@@ -84,9 +83,8 @@ def _run_worker(
     """Run a worker's share of the warm-up and of ``repeats`` turns."""
     steps = _StepTimer(config, batch, threads)
     steps.seconds()
-    with frozen_gc():
-        for _ in range(repeats):
-            steps.seconds()
+    for _ in range(repeats):
+        steps.seconds()
 
 
 def _timed(
@@ -107,11 +105,10 @@ def _timed(
             variants[f"native, {processes} processes"] = _StepTimer(*shared)
         for steps in variants.values():
             steps.seconds()  # warm-up: touches memory and builds code
-        with frozen_gc():
-            runs = [
-                {variant: steps.seconds() for variant, steps in variants.items()}
-                for _ in range(repeats)
-            ]
+        runs = [
+            {variant: steps.seconds() for variant, steps in variants.items()}
+            for _ in range(repeats)
+        ]
     return {
         variant: (statistics.median(run[variant] for run in runs), steps.train_state.bf16)
         for variant, steps in variants.items()

@@ -1,11 +1,9 @@
-"""Tuning of the host for training: precision, malloc and garbage collection."""
+"""Tuning of the host for training: precision and malloc."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
-from collections.abc import Iterator
 
 import torch
 
@@ -30,19 +28,3 @@ def keep_freed_memory() -> None:
         # threshold alone would only stop malloc from raising its mmap threshold by itself.
         if any(libc.mallopt(_M_MMAP_THRESHOLD, limit) for limit in (2**30, 2**25)):
             libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-@contextlib.contextmanager
-def frozen_gc() -> Iterator[None]:
-    """Exclude all live objects from garbage collection inside the block.
-
-    Traversing torch's objects took 10 % of a step.
-    """
-    already_frozen = gc.get_freeze_count()
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        if not already_frozen:  # keep objects that a caller froze
-            gc.unfreeze()

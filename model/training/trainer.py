@@ -36,7 +36,6 @@ from scanline.model.training.config import (
     learning_rate_factor,
 )
 from scanline.model.training.distributed import all_cores
-from scanline.model.training.host_tuning import frozen_gc
 from scanline.model.training.resume import (
     dataset_fingerprint,
     load_training_state,
@@ -132,7 +131,7 @@ class Trainer:
         quiet = quiet or not self._is_writer
         bar = show_progress(self.config.steps, "step", initial=start, disable=quiet)
         saved = start
-        with bar, frozen_gc():
+        with bar:
             if validation is not None and not stop.requested and self._validation_missed():
                 self._validate_and_save(validation, bar, after_validation)
             while self.step < self.config.steps and not self.train_state.any_stop_requested(
