@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from scanline.model.training.collectives import ShardedMap
+from scanline.model.training.collectives import sharded_map
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic with the steepest slope at zero
 _ITERATIONS = 5
 
 
-def orthogonalise(matrices: Tensor, dtype: torch.dtype) -> Tensor:
-    """Move the singular values of ``[n, rows, columns]`` close to 1 by Newton-Schulz iterations.
-
-    The arithmetic and the result have type ``dtype``.
-    """
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Move the singular values of ``[n, rows, columns]`` close to 1 by Newton-Schulz iterations."""
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
-    x = (matrices.mT if tall else matrices).to(dtype)
+    x = matrices.mT if tall else matrices
     x = x / x.flatten(1).norm(dim=1).clamp(min=1e-7).view(-1, 1, 1)
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
@@ -42,8 +38,6 @@ class Muon(Optimizer):
         lr: Learning rate.
         weight_decay: Decoupled weight decay per unit of learning rate.
         momentum: Decay of the momentum buffer.
-        dtype: Type of the orthogonalisation. bfloat16 is accurate enough, but many times slower
-            than float32 on hardware that emulates it.
     """
 
     def __init__(
@@ -52,12 +46,9 @@ class Muon(Optimizer):
         lr: float,
         weight_decay: float = 0.01,
         momentum: float = 0.95,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
         super().__init__(params, defaults)
-        self._orthogonalise = partial(orthogonalise, dtype=dtype)
-        self._sharded_map = ShardedMap(params)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -68,7 +59,7 @@ class Muon(Optimizer):
                 if parameter.grad is not None:
                     shapes[parameter.shape].append(parameter)
             batches = [self._nesterov_momentum(p, group["momentum"]) for p in shapes.values()]
-            steps = self._sharded_map.run(batches, self._orthogonalise)
+            steps = sharded_map(batches, orthogonalise)
             for (shape, parameters), step in zip(shapes.items(), steps, strict=True):
                 rate = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])

@@ -15,16 +15,13 @@ from scanline.model.training.muon import Muon
 _IO_MAPS = ("input.linear.weight", "head.predictor.weight")
 
 
-def make_optimizers(
-    model: LinearTransformer, config: TrainingConfig, *, bf16: bool
-) -> list[Optimizer]:
+def make_optimizers(model: LinearTransformer, config: TrainingConfig) -> list[Optimizer]:
     """Create Muon and AdamW for a network.
 
     Args:
         model: The network to train.
         config: Learning rates and weight decay. The entry ``"rate"`` of each parameter group holds
             its full learning rate.
-        bf16: Orthogonalise in bfloat16 instead of float32.
     """
     matrices: list[Tensor] = []
     others: dict[float, list[Tensor]] = {}  # by rate
@@ -36,12 +33,7 @@ def make_optimizers(
             rate = edge_rate if name in _IO_MAPS else config.learning_rate
             others.setdefault(rate, []).append(parameter)
     groups = [{"params": parameters, "rate": rate} for rate, parameters in others.items()]
-    muon = Muon(
-        matrices,
-        lr=config.muon_rate,
-        weight_decay=config.weight_decay,
-        dtype=torch.bfloat16 if bf16 else torch.float32,
-    )
+    muon = Muon(matrices, lr=config.muon_rate, weight_decay=config.weight_decay)
     muon.param_groups[0]["rate"] = config.muon_rate
     return [muon, torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0, fused=True)]
 

@@ -58,14 +58,14 @@ class TrainState:
         weights = self.model.state_dict()
         self.ema.load_state_dict({name: weights[name] for name in self.ema.state_dict()})
         self.step = 0
-        bf16 = config.precision != "fp32" and bf16_is_fast(device)
+        bf16 = config.precision == "bf16" or (config.precision == "auto" and bf16_is_fast(device))
         if self.world_size > 1:  # machines of several kinds must agree on the arithmetic
             agreed = torch.tensor(float(bf16), device=device)
             dist.all_reduce(agreed, dist.ReduceOp.MIN)
             bf16 = bool(agreed.item())
-        self.optimizers = make_optimizers(self.model, config, bf16=bf16)
-        self.bf16 = bf16 or config.precision == "bf16"
-        self._forward_backward = ForwardBackward(self.model, bf16=self.bf16)
+        self.bf16 = bf16
+        self.optimizers = make_optimizers(self.model, config)
+        self._forward_backward = ForwardBackward(self.model, bf16=bf16)
         # The next batch, built in advance, with the step, images and labels that it is for.
         self._prefetched: tuple[tuple[int, Tensor, Tensor | None], Batch] | None = None
         self._parameters: list[Tensor] = [*self.model.parameters()]

@@ -47,7 +47,7 @@ def test_edge_rate_applies_to_input_and_output_maps(tmp_path: Path) -> None:
 def test_muon_optimizes_linear_maps_of_blocks_only() -> None:
     """Weights of convolutions are matrices too, but are left to AdamW."""
     model = LinearTransformer(replace(MODEL, short_conv="2x3"))
-    muon, _ = make_optimizers(model, CONFIG, bf16=False)
+    muon, _ = make_optimizers(model, CONFIG)
     names = {parameter: name for name, parameter in model.named_parameters()}
     stepped = {names[p] for group in muon.param_groups for p in group["params"]}
     assert stepped == {
@@ -67,7 +67,7 @@ def test_muon_step_is_orthogonalised_nesterov_momentum(rows: int, columns: int) 
     for _ in range(3):
         weight.grad = torch.randn(rows, columns, generator=generator)
         momentum = 0.9 * momentum + 0.1 * weight.grad
-        step = orthogonalise((0.1 * weight.grad + 0.9 * momentum)[None], torch.float32)[0]
+        step = orthogonalise((0.1 * weight.grad + 0.9 * momentum)[None])[0]
         assert torch.linalg.svdvals(step).sub(1).abs().max() < 0.4
         expected = expected * (1 - 0.1 * 0.5) - 0.1 * max(1.0, rows / columns) ** 0.5 * step
         muon.step()
