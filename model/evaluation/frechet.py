@@ -18,15 +18,8 @@ def frechet_distance(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
     if min(len(one), len(other)) < 2:
         raise ValueError("a Fréchet distance needs at least two images on each side")
     first, second = np.cov(one, rowvar=False), np.cov(other, rowvar=False)
-    root = _square_root(first)
-    shared = np.linalg.eigvalsh(root @ second @ root).clip(min=0)
+    # C₁ C₂ has the same eigenvalues as C₁^½ C₂ C₁^½. Rounding may make some complex or negative.
+    shared = np.linalg.eigvals(first @ second).real.clip(min=0)
     mean_distance = ((one.mean(0) - other.mean(0)) ** 2).sum()
     distance = mean_distance + np.trace(first) + np.trace(second) - 2 * np.sqrt(shared).sum()
     return max(float(distance), 0.0)  # rounding may make it slightly negative
-
-
-def _square_root(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the square root of a symmetric positive semidefinite matrix."""
-    values, vectors = np.linalg.eigh(matrix)
-    root: NDArray[np.float64] = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
-    return root
