@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -88,40 +88,38 @@ class Run:
         folder: Folder of the run.
         resume: Continue the run saved in the folder.
         start_from: Checkpoint whose weights a new run starts with.
+        data: Images to train on.
+        validation: Held-out images, or None.
+        processes: Number of data-parallel processes; None chooses it for the machine
+            (``choose_process_count``).
     """
 
     network: ModelConfig
     training_config: TrainingConfig
     folder: Path
+    data: Dataset
+    validation: Dataset | None = None
     resume: bool = False
     start_from: Path | None = None
+    processes: int | None = None
 
-    def execute(
-        self,
-        data: Dataset,
-        validation: Dataset | None,
-        after_validation: Callable[[LinearTransformer, Path], None],
-        processes: int | None = None,
-    ) -> str:
+    def execute(self, after_validation: Callable[[LinearTransformer, Path], None]) -> str:
         """Train to the last step or until a stop is requested, and return a summary.
 
         Args:
-            data: Images to train on.
-            validation: Held-out images, or None.
             after_validation: Receives the averaged network and the folder after each validation.
-            processes: Number of data-parallel processes; None chooses it for the machine
-                (``choose_process_count``).
 
         Returns:
             A summary for the user; "" in all but the first of torchrun's processes.
         """
-        count = choose_process_count(self.training_config.batch, processes)
+        count = choose_process_count(self.training_config.batch, self.processes)
+        data, validation = self.data, self.validation
         stop_signal = StopSignal(sys.stderr.write)
         with (
             ignore_closed_output(),
             stop_signal.handling_signals() as stop,
             self._locked(),  # before other processes read the state to resume
-            process_group(count, self._run_worker, data) as device,
+            process_group(count, replace(self, validation=None)._run_worker) as device,
         ):
             trainer = self._trainer(device)
             if trainer.train_state.rank == 0:
@@ -151,9 +149,9 @@ class Run:
                 check_no_run(self.folder)
             yield
 
-    def _run_worker(self, device: torch.device, data: Dataset) -> None:
+    def _run_worker(self, device: torch.device) -> None:
         """Train on this process's share of every batch, without output."""
-        self._trainer(device).train(data, None, StopSignal(), quiet=True)
+        self._trainer(device).train(self.data, None, StopSignal(), quiet=True)
 
     def _trainer(self, device: torch.device) -> Trainer:
         trainer = Trainer(self.network, self.training_config, self.folder, device)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from scanline.model.checkpoint import load_facts, read_config
 from scanline.model.config import PRESETS, ModelConfig
-from scanline.model.data.dataset import Dataset
 from scanline.model.training.config import TrainingConfig, check_shift
 from scanline.model.training.datasets import (
     DEFAULT_SIZE,
@@ -57,15 +56,7 @@ class RunOptions:
     hold_out: int | None = None
 
 
-class PreparedRun(NamedTuple):
-    """A run that is ready to execute, and its data."""
-
-    run: Run
-    data: Dataset
-    validation: Dataset | None
-
-
-def prepare_run(options: RunOptions) -> PreparedRun:
+def prepare_run(options: RunOptions) -> Run:
     """Check a user's options, load the data, and choose the network.
 
     Everything that can be checked without the data is checked first, because reading a folder of
@@ -109,14 +100,16 @@ def prepare_run(options: RunOptions) -> PreparedRun:
         network = choose_network(
             source.dataset, data, options.overrides, start_from=options.start_from
         )
-    run = Run(
+    return Run(
         network=network,
         training_config=training_config,
         folder=folder,
         resume=options.resume,
         start_from=options.start_from,
+        data=data,
+        validation=validation,
+        processes=options.processes,
     )
-    return PreparedRun(run, data, validation)
 
 
 def choose_run_folder(

@@ -225,8 +225,5 @@ def train(
         processes=processes,
         hold_out=hold_out,
     )
-    prepared = prepare_run(options)
-    if summary := prepared.run.execute(
-        prepared.data, prepared.validation, save_progress, processes
-    ):
+    if summary := prepare_run(options).execute(save_progress):
         typer.echo(summary)

@@ -57,10 +57,12 @@ def execute_run(folder: Path, **options: Any) -> str:
         network=tiny_config(n_layers=1),
         training_config=training_config,
         folder=folder,
+        data=black,
         resume=resume,
+        processes=1,
     )
     after = options.get("after", lambda network, folder: None)
-    return run.execute(black, None, after, 1)
+    return run.execute(after)
 
 
 def test_run_stopped_at_its_end_is_done(tmp_path: Path) -> None:

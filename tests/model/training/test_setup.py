@@ -31,15 +31,15 @@ def test_a_new_run_has_the_settings_the_network_and_the_data(images: Path, tmp_p
         settings=SETTINGS, hold_out=3,
         overrides=NetworkOverrides(layers=1, width=8, heads=2),
     )  # fmt: skip
-    run, data, validation = prepare_run(options)
+    run = prepare_run(options)
     assert (run.folder, run.resume, run.start_from) == (tmp_path / "run", False, None)
     assert (run.training_config.steps, run.training_config.batch) == (1, 4)
     network = run.network
     assert (network.height, network.width, network.channels) == (8, 8, 1)
     assert (network.n_layers, network.d_model, network.d_ff, network.n_heads) == (1, 8, 32, 2)
     assert network.classes == ("class0", "class1")
-    assert validation is not None
-    assert (len(data), len(validation)) == (9, 3)
+    assert run.validation is not None
+    assert (len(run.data), len(run.validation)) == (9, 3)
 
 
 def test_options_are_checked_before_the_images_are_read(tmp_path: Path) -> None:
