@@ -5,35 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Self, TypeAlias
 
 from tqdm import tqdm
 
 LINE_SECONDS = 10.0  # between two lines
-
-
-class Progress(Protocol):
-    """Progress display: a part of ``tqdm``'s interface."""
-
-    n: float
-
-    def update(self, n: float = 1) -> object:
-        """Count ``n`` more units as done."""
-
-    def set_postfix_str(self, s: str) -> None:
-        """Set the remark after the counts."""
-
-    def write(self, s: str) -> None:
-        """Print a line to standard output."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
 
 
 class ProgressLines:
@@ -87,6 +63,9 @@ class ProgressLines:
         trace: TracebackType | None,
     ) -> None:
         pass
+
+
+Progress: TypeAlias = "tqdm[Any] | ProgressLines"  # tqdm is generic in its stubs only
 
 
 def show_progress(
