@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from torch import Tensor
 
-from scanline.kernels.short_conv import naive_short_conv, short_conv
+from scanline.kernels.short_conv import short_conv
 from tests.conftest import assert_close
 
 
+def naive_short_conv(x: Tensor, weight: Tensor) -> Tensor:
+    """Compute the convolution position by position."""
+    y = torch.zeros_like(x)
+    R, C = x.shape[1:3]
+    for r, c in itertools.product(range(R), range(C)):
+        for w, (up, left) in zip(weight, ((0, 0), (0, 1), (1, 1), (1, 0), (1, -1)), strict=True):
+            if r >= up and 0 <= c - left < C:
+                y[:, r, c] += w * x[:, r - up, c - left]
+    return y
+
+
 @pytest.mark.parametrize("shape", [(2, 5, 6, 8), (1, 1, 4, 3), (3, 2, 12, 1)])
-def test_kernel_and_gradients_match_the_sum_of_taps(shape: tuple[int, int, int, int]) -> None:
-    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(5, shape[-1], dtype=torch.float64, requires_grad=True)
-    y, expected = short_conv(x, weight), naive_short_conv(x, weight)
-    assert_close(y, expected)
-    grad = torch.randn_like(y)
-    mine = torch.autograd.grad(y, (x, weight), grad)
-    theirs = torch.autograd.grad(expected, (x, weight), grad)
-    for one, other in zip(mine, theirs, strict=True):
-        assert_close(one, other)
-
-
-def test_double_backward_raises() -> None:
-    x = torch.randn(1, 2, 3, 4, requires_grad=True)
-    weight = torch.randn(5, 4, requires_grad=True)
-    with pytest.raises(RuntimeError, match="double backward is not supported"):
-        torch.autograd.grad(short_conv(x, weight).sum(), x, create_graph=True)
+def test_convolution_equals_the_sum_of_taps(shape: tuple[int, int, int, int]) -> None:
+    x = torch.randn(shape, dtype=torch.float64)
+    weight = torch.randn(5, shape[-1], dtype=torch.float64)
+    assert_close(short_conv(x, weight), naive_short_conv(x, weight))
 
 
 def test_tap_positions() -> None:
