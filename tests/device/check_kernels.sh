@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks that need a GPU, in under eight minutes: the launch modes of the kernels, the tests marked gpu,
-# and benchmarks of attention, drawing and training.
-#   [DEADLINE=seconds] [STAGES='tests bench attention'] [MODELS='mnist …'] [SLOTS='1 10000']
+# and benchmarks of drawing and training.
+#   [DEADLINE=seconds] [STAGES='tests bench'] [MODELS='mnist …'] [SLOTS='1 10000']
 #       tests/device/check_kernels.sh [folder for the full log]
 # It needs a python3 ($PYTHON) with a CUDA build of PyTorch, Triton, safetensors, tqdm and pytest. The
 # package need not be installed, nor the dependencies of the service. Results are printed as soon as they
@@ -17,13 +17,13 @@ trap 'rm -rf "$work"' EXIT
 cores=$(nproc)
 processes=$((cores > 16 ? 14 : cores > 5 ? cores - 4 : 2))
 deadline=${DEADLINE:-480}
-read -rd '' -a stages <<<"${STAGES:-tests bench attention}" || true
+read -rd '' -a stages <<<"${STAGES:-tests bench}" || true
 failed=0
 for one in "${stages[@]}"; do
     case $one in
-    tests | bench | attention) ;;
+    tests | bench) ;;
     *)
-        echo "unknown stage in STAGES: $one (use tests, bench, attention)"
+        echo "unknown stage in STAGES: $one (use tests, bench)"
         exit 2
         ;;
     esac
@@ -135,6 +135,5 @@ for model in "${models[@]}"; do
     stage "bench-$model" 75 . \
         "$python" -m scanline.model.bench.cuda "$model" --repeats 3 --seconds 0.5 "${options[@]}"
 done
-[[ $stages != *' attention '* ]] || stage attention 45 . "$python" -m scanline.model.bench.cuda_attention
 echo "the full log: $log"
 exit "$failed"

@@ -1,4 +1,4 @@
-"""Tests of the dispatch to the Triton attention, and the attention benchmark."""
+"""Tests of the dispatch to the Triton attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from scanline.kernels.attention.naive import naive_linear_attention
 from scanline.kernels.cuda import attention as triton_attention
 from scanline.kernels.ops import attention as dispatch
 from scanline.kernels.ops.attention import linear_attention, uses_triton
-from scanline.model.bench import cuda_attention
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
 from scanline.model.pixel_bits import likelihood_network, pixel_bits, pixel_distributions
@@ -114,13 +113,3 @@ def test_likelihoods_run_the_causal_kernel(target: Target, monkeypatch: pytest.M
     if target.device == "cuda":
         moved = likelihood_network(double.float(), torch.device("cuda"))
         assert next(moved.parameters()).is_cuda
-
-
-def test_benchmark_checks_before_it_times(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device(target.device)
-    cuda_attention.check(device)
-    line = cuda_attention.format_row((1, 3, 1, 16), target.dtype, device, 1)
-    assert len(line.split()) == 2 + 5
-    monkeypatch.setattr(cuda_attention, "packed_linear_attention", lambda qkv, *_: qkv[:, :, 2])
-    with pytest.raises(ValueError, match="differs from the definition"):
-        cuda_attention.check(device)
