@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from scanline.model.noise import MAX_SEED
+from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import FinishReason, GenerationSpec
 from scanline.service.state.app_state import AppState
 from tests.service.fake_decoders import FakeDecoder, fake_image
 from tests.service.fixtures import (
-    DEADLINE,
     GREY,
     build,
     check_error,
@@ -75,20 +75,20 @@ def test_an_invalid_sample_url_is_refused_and_not_cached(
     assert "etag" not in reply.headers
 
 
-def test_simultaneous_requests_for_a_sample_draw_it_once() -> None:
-    decoder, go_on = FakeDecoder(GREY, 4), threading.Event()
-    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
-    app_state, app = build(decoders={"grey": decoder})
-    with listening(app, lambda: app_state.ready) as url, ThreadPoolExecutor(6) as pool:
-        replies = [
-            pool.submit(httpx.get, f"{url}/v1/samples/grey/3.png", timeout=DEADLINE)
-            for _ in range(6)
-        ]
-        queue = app_state.models["grey"].engine.queue
+def test_simultaneous_requests_for_a_sample_draw_it_once(
+    held: tuple[AppState, httpx.Client, threading.Event],
+) -> None:
+    app_state, client, go_on = held
+    engine = app_state.models["grey"].engine
+    assert isinstance(engine, Engine)
+    assert isinstance(engine.decoder, FakeDecoder)
+    with ThreadPoolExecutor(6) as pool:
+        replies = [pool.submit(client.get, "/v1/samples/grey/3.png") for _ in range(6)]
+        queue = engine.queue
         until(lambda: [g.readers for g in tuple(queue._live.values())] == [6])
         go_on.set()
         pictures = {reply.result().content for reply in replies}
-        assert {slot for slots, _ in decoder.steps for slot in slots} == {0}
+        assert {slot for slots, _ in engine.decoder.steps for slot in slots} == {0}
     (picture,) = pictures
     expected = fake_image(GREY, GenerationSpec(n=1, seed=3), 0)
     assert np.array_equal(decode_png(picture, GREY), expected)

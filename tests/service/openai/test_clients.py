@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from typing import Any
 
 import httpx
@@ -12,40 +11,24 @@ import openai
 import pytest
 
 from scanline.service.state.app_state import AppState
-from tests.service.fake_decoders import FakeDecoder
-from tests.service.fixtures import (
-    DEADLINE,
-    GREY,
-    build,
-    listening,
-    until,
-)
+from tests.service.fixtures import held_server, until
 from tests.service.openai.fixtures import openai_client
 
 
 def test_full_queue_is_429_and_the_client_retries() -> None:
-    decoder, hold = FakeDecoder(GREY, 1), threading.Event()
-    decoder.before_step = lambda slots: (hold.wait(), None)[1]
-    app_state, app = build({"max_waiting": 1, "max_images": 1}, {"grey": decoder})
     seen: list[int] = []
 
     def release(response: Any) -> None:
         seen.append(response.status_code)
-        hold.set()
+        go_on.set()
 
-    with listening(app, lambda: app_state.ready) as url:
-        others = [
-            threading.Thread(
-                target=httpx.post,
-                args=(f"{url}/v1/samples",),
-                kwargs={"json": {}, "timeout": DEADLINE},
-            )
-            for _ in range(2)
-        ]
-        others[0].start()
-        until(lambda: app_state.models["grey"].engine.slots_in_use == 1)
-        others[1].start()
-        until(lambda: app_state.models["grey"].engine.queue.waiting == 1)
+    with held_server(1, {"max_waiting": 1, "max_images": 1}) as (app_state, other, go_on):
+        url, engine = str(other.base_url), app_state.models["grey"].engine
+        background = {"Prefer": "respond-async"}
+        assert other.post("/v1/samples", json={}, headers=background).status_code == 202
+        until(lambda: engine.slots_in_use == 1)
+        assert other.post("/v1/samples", json={}, headers=background).status_code == 202
+        assert engine.queue.waiting == 1
         with openai_client(url) as client, pytest.raises(openai.RateLimitError) as full:
             client.images.generate(prompt="")
         assert (full.value.code, full.value.type) == ("queue_full", "rate_limit_error")
@@ -53,8 +36,6 @@ def test_full_queue_is_429_and_the_client_retries() -> None:
         http = openai.DefaultHttpxClient(event_hooks={"response": [release]})
         with openai.OpenAI(base_url=f"{url}/v1", api_key="x", http_client=http) as client:
             assert client.images.generate(prompt="").data
-        for other in others:
-            other.join()
     assert seen == [429, 200]
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
-from scanline.service.engine.queue import Queue
 from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.sse import KEEP_ALIVE_COMMENT, stream_response
 from scanline.service.http.thread_pool import FairThreadPool
@@ -26,12 +24,11 @@ from scanline.service.openai.requests import GenerationsRequest
 from scanline.service.state.app_state import AppState
 from tests.service.fake_decoders import FakeDecoder, fake_image
 from tests.service.fixtures import (
-    DEADLINE,
     GREY,
     build,
     check_error,
     encode,
-    idle,
+    held_server,
     listening,
     random_picture,
     until,
@@ -82,12 +79,10 @@ def test_streamed_edit_keeps_the_known_pixels(client: openai.OpenAI) -> None:
 
 
 def test_keep_alive_comments_are_invisible_to_the_client(
-    monkeypatch: pytest.MonkeyPatch,
+    held: tuple[AppState, httpx.Client, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scanline.service.openai.events.KEEP_ALIVE_SECONDS", 0.05)
-    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
-    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
-    app_state, app = build(decoders={"grey": decoder})
+    _, server, go_on = held
     sent = stream_response
 
     def counted(*arguments: Any, **named: Any) -> Any:
@@ -104,7 +99,7 @@ def test_keep_alive_comments_are_invisible_to_the_client(
         return sent(request, noted, *rest, **named)
 
     monkeypatch.setattr("scanline.service.openai.routes.stream_response", counted)
-    with listening(app, lambda: app_state.ready) as url, openai_client(url) as client:
+    with openai_client(str(server.base_url)) as client:
         stream = client.images.generate(prompt="", stream=True, partial_images=1)
         types = [event.type.split(".")[1] for event in stream]
     assert types == ["partial_image", "completed"]
@@ -152,52 +147,35 @@ def test_stream_has_no_ids_and_no_comments(http: httpx.Client) -> None:
 
 
 def test_disconnect_cancels_a_stream_at_once() -> None:
-    decoder, left = FakeDecoder(GREY, 2), threading.Event()
-
-    def hold(slots: list[int]) -> None:
-        left.wait()
-
-    decoder.before_step = hold
-    app_state, app = build({"grace_seconds": 3600}, {"grey": decoder})
-    with listening(app, lambda: app_state.ready) as url, openai_client(url) as client:
-        try:
-            stream = client.images.generate(prompt="", n=3, stream=True, partial_images=3)
-            identifier = stream.response.headers["x-generation-id"]
-            generation = app_state.models["grey"].engine.queue.find(identifier)
-            assert generation is not None
-            until(lambda: generation.readers == 1)
-            stream.close()
-            until(lambda: generation.readers == 0, "the disconnect")
-        finally:
-            left.set()
+    with (
+        held_server(2, {"grace_seconds": 3600}) as (app_state, server, go_on),
+        openai_client(str(server.base_url)) as client,
+    ):
+        stream = client.images.generate(prompt="", n=3, stream=True, partial_images=3)
+        identifier = stream.response.headers["x-generation-id"]
+        generation = app_state.models["grey"].engine.queue.find(identifier)
+        assert generation is not None
+        until(lambda: generation.readers == 1)
+        stream.close()
+        until(lambda: generation.readers == 0, "the disconnect")
+        go_on.set()
         until(lambda: generation.finished)
         assert {image.finish_reason for image in generation.images} == {FinishReason.CANCELLED}
-        until(lambda: idle(app_state))
 
 
-@contextlib.contextmanager
-def blocked_server() -> Iterator[tuple[str, Queue, threading.Event]]:
-    """Serve a model that does not draw until the event is set."""
-    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
-
-    def hold(slots: list[int]) -> None:
-        go_on.wait()
-
-    decoder.before_step = hold
-    app_state, app = build(decoders={"grey": decoder})
-    with listening(app, lambda: app_state.ready) as url:
-        yield url, app_state.models["grey"].engine.queue, go_on
-
-
-def test_a_cancelled_stream_ends_with_an_error() -> None:
+def test_a_cancelled_stream_ends_with_an_error(
+    held: tuple[AppState, httpx.Client, threading.Event],
+) -> None:
     """Otherwise it would look like an empty stream."""
-    with blocked_server() as (url, queue, cancelled), openai_client(url) as client:
+    app_state, server, go_on = held
+    queue = app_state.models["grey"].engine.queue
+    with openai_client(str(server.base_url)) as client:
         events = list[object]()
         stream = client.images.generate(prompt="", n=3, stream=True)
         generation = queue.find(stream.response.headers["x-generation-id"])
         assert generation is not None
         queue.cancel(generation)
-        cancelled.set()
+        go_on.set()
         with pytest.raises(
             openai.APIError, match="the generation was cancelled; send the request again"
         ):
@@ -205,15 +183,19 @@ def test_a_cancelled_stream_ends_with_an_error() -> None:
     assert events == []  # no image is complete
 
 
-def test_cancelled_generation_is_an_error() -> None:
+def test_cancelled_generation_is_an_error(
+    held: tuple[AppState, httpx.Client, threading.Event],
+) -> None:
     """Incomplete images would look like complete ones."""
-    with blocked_server() as (url, queue, cancelled), ThreadPoolExecutor(1) as pool:
+    app_state, server, go_on = held
+    queue = app_state.models["grey"].engine.queue
+    with ThreadPoolExecutor(1) as pool:
         body = {"prompt": "", "n": 3}
-        reply = pool.submit(httpx.post, f"{url}/v1/images/generations", json=body, timeout=DEADLINE)
+        reply = pool.submit(server.post, "/v1/images/generations", json=body)
         until(lambda: queue.waiting == 1)
         (generation,) = queue._live.values()
         queue.cancel(generation)
-        cancelled.set()
+        go_on.set()
         check_error(reply.result(), 409, "cancelled")
 
 

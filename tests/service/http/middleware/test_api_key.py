@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from tests.service.fake_decoders import FakeDecoder
-from tests.service.fixtures import GREY, build, check_error, listening, until
+from tests.service.fixtures import build, check_error, held_server, listening, until
 from tests.service.http.protocol.raw_connections import REQUEST, connect, read_all, serve
 
 
@@ -65,19 +63,15 @@ def test_idempotency_keys_are_separate_per_caller() -> None:
 
 @pytest.mark.parametrize("keys", ["a,b", None])
 def test_images_in_flight_are_limited_per_caller(keys: str | None) -> None:
-    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
-    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
     fields = {
         "api_key": keys, "max_images": 4, "max_images_per_caller": 5, "trusted_proxies": "127.0.0.1"
     }  # fmt: skip
-    app_state, app = build(fields, {"grey": decoder})
-    with listening(app, lambda: app_state.ready) as url, ThreadPoolExecutor(4) as pool:
+    with held_server(2, fields) as (app_state, client, go_on), ThreadPoolExecutor(4) as pool:
 
         def ask(who: str, n: int) -> httpx.Response:
             address = {"a": "192.0.2.1", "b": "192.0.2.2"}[who]
             headers = {"Authorization": f"Bearer {who}", "X-Forwarded-For": address}
-            body = {"n": n}
-            return httpx.post(f"{url}/v1/samples", json=body, headers=headers, timeout=60)
+            return client.post("/v1/samples", json={"n": n}, headers=headers)
 
         first = pool.submit(ask, "a", 4)
         engine = app_state.models["grey"].engine

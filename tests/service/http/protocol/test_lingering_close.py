@@ -20,8 +20,18 @@ from starlette.types import Receive, Scope, Send
 
 from scanline.service.http.protocol import connection as connections
 from scanline.service.http.protocol import connection_limiter
+from scanline.service.state.app_state import AppState
 from tests.service.fake_decoders import FakeDecoder
-from tests.service.fixtures import DEADLINE, GREY, build, idle, listening, talking_to, until
+from tests.service.fixtures import (
+    DEADLINE,
+    GREY,
+    build,
+    held_server,
+    idle,
+    listening,
+    talking_to,
+    until,
+)
 from tests.service.http.protocol.raw_connections import (
     REQUEST,
     REQUEST_HEAD,
@@ -72,19 +82,15 @@ def test_a_client_that_sends_on_gets_one_error_and_is_not_counted_as_late() -> N
 
 
 def test_a_connection_over_the_limit_gets_a_json_error(caplog: pytest.LogCaptureFixture) -> None:
-    decoder = FakeDecoder(GREY, 8)
-    go_on = threading.Event()
-    decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
-    app_state, app = build({"max_connections": 2}, {"fake": decoder})
     with (
-        talking_to(app) as client,
+        held_server(8, {"max_connections": 2}) as (app_state, client, go_on),
         caplog.at_level(logging.WARNING, "scanline.connections"),
         contextlib.ExitStack() as stack,
     ):
         busy = [stack.enter_context(connect(client)) for _ in range(2)]
         for connection in busy:
             connection.sendall(REQUEST)
-        engine = app_state.models["fake"].engine
+        engine = app_state.models["grey"].engine
         until(lambda: engine.slots_in_use + engine.queue.waiting == 2, "two requests")
         for _ in range(8):  # each sends its request before it reads the error
             with connect(client) as refused:
@@ -152,14 +158,13 @@ def test_a_half_closed_connection_gets_its_reply(monkeypatch: pytest.MonkeyPatch
 def test_lingering_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "LINGER_SECONDS", 3600.0)
     monkeypatch.setattr(connection_limiter, "MAX_LINGERING", 2)
-    decoder, go_on = FakeDecoder(GREY, 8), threading.Event()
-    decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
-    app_state, app = build({"max_connections": 1}, {"fake": decoder})
-    with listening(app, lambda: app_state.ready) as url, contextlib.ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
+    with (
+        held_server(8, {"max_connections": 1}) as (app_state, client, go_on),
+        contextlib.ExitStack() as stack,
+    ):
         busy = stack.enter_context(connect(client))
         busy.sendall(REQUEST)
-        engine = app_state.models["fake"].engine
+        engine = app_state.models["grey"].engine
         until(lambda: engine.slots_in_use + engine.queue.waiting == 1, "a request")
         for _ in range(3):
             refused = stack.enter_context(connect(client))
@@ -178,21 +183,18 @@ def test_lingering_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="needs POLLRDHUP")
 def test_a_disconnect_with_a_queued_request_cancels_the_generation(
-    monkeypatch: pytest.MonkeyPatch,
+    held: tuple[AppState, httpx.Client, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "PEER_CHECK_SECONDS", 0.02)
-    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
-    decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
-    app_state, app = build({"grace_seconds": 0}, {"fake": decoder})
-    with talking_to(app) as client:
-        with connect(client) as connection:
-            connection.sendall(REQUEST)
-            until(lambda: app_state.models["fake"].engine.running == 1, "a running image")
-            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-        until(lambda: closed_count(client, "left") == 1, "the disconnect")
-        go_on.set()
-        until(lambda: idle(app_state), "the cancellation")
-        text = client.get("/metrics").text
+    app_state, client, go_on = held
+    with connect(client) as connection:
+        connection.sendall(REQUEST)
+        until(lambda: app_state.models["grey"].engine.running == 1, "a running image")
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    until(lambda: closed_count(client, "left") == 1, "the disconnect")
+    go_on.set()
+    until(lambda: idle(app_state), "the cancellation")
+    text = client.get("/metrics").text
     ended = re.findall(r'^scanline_images_total.*"cancelled".* (\S+)$', text, re.M)
     assert sum(map(float, ended)) == 1
 
