@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -94,31 +95,37 @@ def test_sighup_stays_ignored_and_the_log_level_is_set(
     assert found == [signal.SIG_IGN, logging.WARNING]
 
 
-def test_a_fatal_error_is_logged_in_the_chosen_format(tmp_path: Path) -> None:
-    absent = environment(tmp_path / "absent", log_format="json")
-    done = subprocess.run(COMMAND, env=absent, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    (line,) = map(json.loads, done.stderr.splitlines())
+@pytest.fixture
+def start_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], default_sighup: None
+) -> Iterator[Callable[..., str]]:
+    """Return a function that starts a server that must fail, and returns its only output."""
+
+    def start(folder: Path, *arguments: str, **settings: object) -> str:
+        for name, value in environment(folder, **{"port": 0} | settings).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit, match=r"^1$"):
+            main(["serve", *arguments])
+        output, error = capsys.readouterr()
+        assert "Traceback" not in error
+        assert output == ""
+        return error
+
+    with logs_kept():
+        yield start
+
+
+def test_a_fatal_error_is_logged_in_the_chosen_format(
+    tmp_path: Path, start_error: Callable[..., str]
+) -> None:
+    absent = tmp_path / "absent"
+    (line,) = map(json.loads, start_error(absent, log_format="json").splitlines())
     assert line["level"] == "critical"
     assert "there is no folder" in line["message"]
-    wrong = absent | {"SCANLINE_SLOTS": "many", "SCANLINE_PORT": "-1"}
-    done = subprocess.run(COMMAND, env=wrong, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    (line,) = map(json.loads, done.stderr.splitlines())
+    said = start_error(absent, log_format="json", slots="many", port=-1)
+    (line,) = map(json.loads, said.splitlines())
     assert line["message"].startswith("SCANLINE_PORT: Input should be greater")
     assert "SCANLINE_SLOTS: Input should be a valid integer" in line["message"]
-
-
-def fails(folder: Path, *arguments: str, **settings: object) -> str:
-    """Start a server that must fail without a traceback, and return its error."""
-    ended = subprocess.run(
-        [*COMMAND, "--port", "0", *arguments], env=environment(folder, **settings),
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 1, ended
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout == ""
-    return ended.stderr
 
 
 def test_the_limit_on_open_files_limits_connections(weights: Path, tmp_path: Path) -> None:
@@ -157,8 +164,10 @@ def test_too_few_open_files_stop_the_server(
     assert raise_file_limit(4, 2**20) == 4  # as the settings say
 
 
-def test_an_unknown_instruction_set_stops_the_server(weights: Path) -> None:
-    said = fails(weights, backend="auto", isa="avx512_bf16")
+def test_an_unknown_instruction_set_stops_the_server(
+    weights: Path, start_error: Callable[..., str]
+) -> None:
+    said = start_error(weights, backend="auto", isa="avx512_bf16")
     assert "scanline: SCANLINE_ISA must be one of " in said
     assert "portable on this CPU, not 'avx512_bf16'" in said
 
@@ -170,10 +179,12 @@ def test_sigusr1_dumps_the_stacks_and_the_server_goes_on(weights: Path, tmp_path
         assert server.client.get("/livez").status_code == 200
 
 
-def test_a_port_in_use_stops_the_server_before_models_load(weights: Path) -> None:
+def test_a_port_in_use_stops_the_server_before_models_load(
+    weights: Path, start_error: Callable[..., str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        said = fails(weights, "--port", port, backend="reference")
+        said = start_error(weights, "--port", port, backend="reference")
     (line,) = said.splitlines()
     assert line.startswith(f"scanline: cannot listen on 127.0.0.1, port {port}: Address already")
     assert "--port" in line
@@ -197,6 +208,12 @@ def test_an_unsupported_backend_stops_the_server_with_an_error(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    said = fails(weights, backend="native", cache=tmp_path)
-    assert "no-such-compiler" in said
-    assert "install g++" in said
+    ended = subprocess.run(
+        [*COMMAND, "--port", "0"], env=environment(weights, backend="native", cache=tmp_path),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1, ended
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+    assert "no-such-compiler" in ended.stderr
+    assert "install g++" in ended.stderr
