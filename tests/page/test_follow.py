@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from scanline.model.checkpoint import save_checkpoint
-from scanline.service.app import create_app
-from scanline.service.state.app_state import AppState
-from scanline.service.state.reload import ModelReloader
 from tests.page.helpers import Open, expect, open_settings, pixels, wait_until_drawn
-from tests.service.fixtures import listening, settings
+from tests.service.fixtures import reloading_server
 from tests.service.state.test_reload import network
 
 
@@ -23,14 +20,8 @@ def run_folder(tmp_path: Path) -> Path:
 
 
 def test_same_seeds_are_drawn_with_each_new_checkpoint(visit: Open, run_folder: Path) -> None:
-    app_state = AppState(settings(weights=run_folder))
-    reloader = ModelReloader(
-        app_state.settings, app_state.registry, app_state.serve, app_state.metrics.model_changes
-    )
-    checkpoints = reloader.load()
-    app_state.reloader = reloader
-    app = create_app(app_state, lambda: app_state.open(checkpoints))
-    with listening(app, lambda: app_state.ready) as url:
+    with reloading_server(run_folder) as (_, reloader, client):
+        url = str(client.base_url)
         page = visit("#draw?seed=5&n=2", url=url)
         wait_until_drawn(page)
         old = pixels(page, "#draw .image-grid canvas")

@@ -37,6 +37,7 @@ from scanline.service.server import uvicorn_config
 from scanline.service.settings import Settings
 from scanline.service.state.app_state import AppState
 from scanline.service.state.registry import LoadedModel
+from scanline.service.state.reload import ModelReloader
 from tests.conftest import random_network
 from tests.service.fake_decoders import FakeDecoder
 from tests.sse_client import Event, parse_sse
@@ -152,6 +153,21 @@ def talking_to(app: Any) -> Iterator[httpx.Client]:
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         yield client
+
+
+@contextlib.contextmanager
+def reloading_server(
+    folder: Path, **fields: Any
+) -> Iterator[tuple[AppState, ModelReloader, httpx.Client]]:
+    """Serve the models of a folder, which can be reloaded, and yield a client."""
+    app_state = AppState(settings(weights=folder, **fields))
+    reloader = ModelReloader(
+        app_state.settings, app_state.registry, app_state.serve, app_state.metrics.model_changes
+    )
+    checkpoints = reloader.load()
+    app_state.reloader = reloader
+    with talking_to(create_app(app_state, lambda: app_state.open(checkpoints))) as client:
+        yield app_state, reloader, client
 
 
 def idle(app_state: AppState) -> bool:

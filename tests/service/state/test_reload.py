@@ -24,7 +24,6 @@ from scanline.model.checkpoint import CheckpointError, load_checkpoint, save_che
 from scanline.model.decoders.base import Slots
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
-from scanline.service.app import create_app
 from scanline.service.recipes.recipe import read_recipe
 from scanline.service.state import registry as model_registry
 from scanline.service.state import reload as model_reload
@@ -35,8 +34,7 @@ from tests.service.fixtures import (
     GREY,
     check_error,
     metric_value,
-    settings,
-    talking_to,
+    reloading_server,
     tiny_model,
     until,
 )
@@ -101,13 +99,7 @@ def serve(
     @contextlib.contextmanager
     def run(**fields: Any) -> Iterator[Server]:
         gate.set()
-        app_state = AppState(settings(weights=tmp_path, **fields))
-        reloader = ModelReloader(
-            app_state.settings, app_state.registry, app_state.serve, app_state.metrics.model_changes
-        )
-        checkpoints = reloader.load()
-        app_state.reloader = reloader
-        with talking_to(create_app(app_state, lambda: app_state.open(checkpoints))) as client:
+        with reloading_server(tmp_path, **fields) as (app_state, reloader, client):
             try:
                 yield Server(tmp_path, app_state, reloader, client, gate)
             finally:
@@ -420,11 +412,6 @@ def test_reload_of_a_cluster_is_refused(tmp_path: Path, serve: Callable[..., Any
 
 
 def test_start_without_models_fails(tmp_path: Path) -> None:
-    app_state = AppState(settings(weights=tmp_path, models="x"))
-    for names in ((), ("x",)):
-        app_state.settings.models = names
-        reloader = ModelReloader(
-            app_state.settings, app_state.registry, app_state.serve, app_state.metrics.model_changes
-        )
-        with pytest.raises(CheckpointError):
-            reloader.load()
+    for models in ("", "x"):
+        with pytest.raises(CheckpointError), reloading_server(tmp_path, models=models):
+            pass
