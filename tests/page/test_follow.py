@@ -10,7 +10,7 @@ import pytest
 from scanline.model.checkpoint import save_checkpoint
 from tests.page.helpers import Open, expect, open_settings, pixels, wait_until_drawn
 from tests.service.fixtures import reloading_server
-from tests.service.state.test_reload import network
+from tests.service.state.fixtures import network
 
 
 @pytest.fixture

@@ -2,215 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import shutil
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
-import httpx
-import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 
-from scanline.model import api
-from scanline.model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from scanline.model.decoders.base import Slots
-from scanline.model.decoders.reference import ReferenceDecoder
-from scanline.model.network import LinearTransformer
-from scanline.service.recipes.recipe import read_recipe
-from scanline.service.state import registry as model_registry
+from scanline.model.checkpoint import CheckpointError, save_checkpoint
 from scanline.service.state import reload as model_reload
-from scanline.service.state.app_state import AppState
-from scanline.service.state.reload import ModelReloader, ReloadResult
+from scanline.service.state.reload import ReloadResult
 from tests.service.fixtures import (
     COLOUR,
-    GREY,
     check_error,
     metric_value,
     reloading_server,
     tiny_model,
     until,
 )
-from tests.sse_client import parse_sse, rebuild
-
-
-class Server(NamedTuple):
-    """A server that watches a folder, and the gate that its decoders' steps wait for."""
-
-    folder: Path
-    app_state: AppState
-    reloader: ModelReloader
-    client: httpx.Client
-    gate: threading.Event
-
-    def reload(self) -> Any:
-        reply = self.client.post("/v1/models/reload")
-        assert reply.status_code == 200, reply.text
-        return reply.json()
-
-    def weights(self) -> dict[str, str]:
-        return {one["id"]: one["weights"] for one in self.client.get("/v1/models").json()["data"]}
-
-    def digest(self, name: str = "it") -> str:
-        return load_checkpoint(self.folder / f"{name}.safetensors").digest
-
-
-def network(seed: int) -> LinearTransformer:
-    """Return a small network that draws other pixels with another seed."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = tiny_model()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model
-
-
-def save(folder: Path, seed: int, name: str = "it", **facts: Any) -> Path:
-    path = folder / f"{name}.safetensors"
-    save_checkpoint(path, network(seed), facts)
-    return path
-
-
-@pytest.fixture
-def serve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., contextlib.AbstractContextManager[Server]]:
-    """Return a function that serves the models of a folder."""
-    monkeypatch.setattr(model_registry, "SUBMIT_SECONDS", 0.05)
-    gate = threading.Event()
-
-    class GatedDecoder(ReferenceDecoder):
-        def step(self, slots: Slots, n: int) -> None:
-            gate.wait()
-            super().step(slots, n)
-
-    monkeypatch.setattr(
-        model_registry, "create_decoder", lambda model, slots, *_: GatedDecoder(model, slots)
-    )
-
-    @contextlib.contextmanager
-    def run(**fields: Any) -> Iterator[Server]:
-        gate.set()
-        with reloading_server(tmp_path, **fields) as (app_state, reloader, client):
-            try:
-                yield Server(tmp_path, app_state, reloader, client, gate)
-            finally:
-                gate.set()
-
-    return run
-
-
-def expected(seed: int) -> NDArray[np.uint8]:
-    """Return the images 0 to 29 that ``network(seed)`` draws, uint8 ``[30, T, C]``."""
-    drawn = api.draw(network(seed), 30, backend="reference")
-    return drawn.reshape(30, GREY.pixels, GREY.channels)
-
-
-def test_thirty_streams_end_on_the_weights_that_they_began_with(
-    tmp_path: Path, serve: Callable[..., Any]
-) -> None:
-    save(tmp_path, 1)
-    with serve(slots=4) as server, ThreadPoolExecutor(60) as pool:
-        server.gate.clear()
-
-        def stream(seed: int) -> NDArray[np.uint8]:
-            body = {"model": "it", "seed": seed, "stream": True}
-            return rebuild(parse_sse(server.client.post("/v1/samples", json=body).content), GREY)[0]
-
-        def waiting() -> int:
-            return sum(one.queue.waiting + one.running for one in server.app_state.registry.engines)
-
-        old = [pool.submit(stream, seed) for seed in range(30)]
-        until(lambda: waiting() == 30, "thirty images of the old weights")
-        save(tmp_path, 2)
-        assert server.reload()["replaced"] == ["it"]
-        assert server.weights() == {"it": server.digest()}
-        new = [pool.submit(stream, seed) for seed in range(30)]
-        until(lambda: waiting() == 60, "thirty more images of the new weights")
-        assert metric_value(server.client, 'scanline_slots{model="it"}') == 16
-        server.gate.set()
-        images = {weights: expected(weights) for weights in (1, 2)}
-        np.testing.assert_array_equal([one.result() for one in old], images[1])
-        np.testing.assert_array_equal([one.result() for one in new], images[2])
-        until(lambda: len(server.app_state.registry.engines) == 1, "the end of the old engine")
-        assert metric_value(server.client, 'scanline_slots{model="it"}') == 8
-    assert all((images[1] != images[2]).any(axis=(1, 2)))
-
-
-def test_replaced_model_frees_its_slots_and_keeps_its_results(
-    tmp_path: Path, serve: Callable[..., Any]
-) -> None:
-    save(tmp_path, 1)
-    old = load_checkpoint(tmp_path / "it.safetensors").digest
-    with serve(keep_seconds=60) as server:
-        key = {"Idempotency-Key": "one"}
-        body = {"seed": 3, "output": "png"}
-        drawn = server.client.post("/v1/samples", json=body, headers=key).json()
-        picture = server.client.get("/v1/samples/it/3.png")
-        decoder = weakref.ref(server.app_state.models["it"].engine.decoder)
-        gc.disable()  # the objects of the start are excluded from collection in a real server
-        try:
-            save(tmp_path, 2)
-            server.reload()
-            until(lambda: decoder() is None, "a free decoder")
-        finally:
-            gc.enable()
-        # By id, and by idempotency key, with the recipe of the weights that drew it.
-        for kept in (
-            server.client.get(f"/v1/generations/{drawn['id']}"),
-            server.client.post("/v1/samples", json=body, headers=key),
-        ):
-            assert kept.json() == drawn
-        png = server.client.get(
-            f"/v1/generations/{drawn['id']}", headers={"Accept": "image/png"}
-        ).content
-        recipe = read_recipe(png)
-        assert recipe is not None
-        assert recipe.weights == old
-        assert server.client.get(f"/v1/generations/{drawn['id']}/events").status_code == 200
-        # Another picture has the same URL, with another ETag.
-        again = server.client.get(
-            "/v1/samples/it/3.png", headers={"If-None-Match": picture.headers["etag"]}
-        )
-        assert again.status_code == 200
-        # The recipe of a picture of the old weights is known, but they cannot draw any more.
-        verdict = server.client.post("/v1/verify", files={"image": picture.content}).json()
-        assert verdict["verdict"] == "other_weights"
-        verdict = server.client.post("/v1/verify", files={"image": again.content}).json()
-        assert verdict["verdict"] == "same"
-
-
-def test_results_of_a_replaced_model_expire(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    save(tmp_path, 1)
-    with serve(keep_seconds=0.2) as server:
-        drawn = server.client.post("/v1/samples", json={}).json()
-        queue = weakref.ref(server.app_state.models["it"].engine.queue)
-        save(tmp_path, 2)
-        server.reload()
-        until(lambda: gc.collect() >= 0 and queue() is None, "a forgotten queue")
-        check_error(server.client.get(f"/v1/generations/{drawn['id']}"), 404)
-
-
-def test_request_that_found_the_old_model_is_still_drawn(
-    tmp_path: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A completion finds its model before its upload is read."""
-    monkeypatch.setattr(model_registry, "SUBMIT_SECONDS", 60.0)
-    save(tmp_path, 1)
-    with serve() as server:
-        loaded = server.app_state.models["it"]
-        save(tmp_path, 2)
-        server.reload()
-        assert server.app_state.models["it"] is not loaded
-        loaded.engine.queue.check_capacity(1)  # raises if it is closed
+from tests.service.state.fixtures import save
 
 
 def test_models_are_added_and_removed(tmp_path: Path, serve: Callable[..., Any]) -> None:
@@ -384,22 +197,6 @@ def test_watching_tries_again_once_a_replaced_model_has_freed_its_memory(
         finally:
             ended.set()
             watching.join()
-
-
-def test_a_stuck_engine_of_a_replaced_model_fails_the_health_check(
-    tmp_path: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("scanline.service.engine.engine.STUCK_SECONDS", 0.05)
-    save(tmp_path, 1)
-    with serve() as server:
-        server.gate.clear()
-        server.client.post("/v1/samples", json={}, headers={"Prefer": "respond-async"})
-        until(lambda: server.client.get("/livez").status_code == 503)
-        save(tmp_path, 2)
-        assert server.reload()["replaced"] == ["it"]
-        check_error(server.client.get("/livez"), 503, "not_ready")
-        server.gate.set()
-        until(lambda: server.client.get("/livez").status_code == 200)
 
 
 def test_reload_of_a_cluster_is_refused(tmp_path: Path, serve: Callable[..., Any]) -> None:
