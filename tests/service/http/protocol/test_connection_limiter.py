@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scanline.service.http.protocol import connection_limiter
 from scanline.service.http.protocol.connection import (
@@ -24,6 +24,8 @@ from tests.service.http.protocol.fake_transport import (
     reply_at_once,
     reply_late,
 )
+
+PUT = b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_a_connection_answered_before_its_body_ended_times_out() -> None:
     async def idle() -> None:
         server = FakeServer(reply_at_once)
         connection, transport = server.connect()
-        connection.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+        connection.data_received(PUT)
         await asyncio.sleep(0.1)
         connection.data_received(b"12345")
         await asyncio.sleep(0.9)
@@ -205,30 +207,28 @@ def test_a_connection_answered_before_its_body_ended_times_out() -> None:
     run_skipping(idle())
 
 
-def test_an_answered_connection_makes_room() -> None:
-    async def idle() -> None:
-        server = FakeServer(reply_at_once, ConnectionLimits(connections=1))
+@pytest.mark.parametrize(
+    ("app", "data", "status"),
+    [
+        (reply_at_once, [GET], 204),
+        (reply_at_once, [PUT, b"12345"], 204),  # answered before its body ended
+        (reply_late, [GET, b"no HTTP\r\n\r\n"], 400),
+    ],
+    ids=["answered", "early", "rejected"],
+)
+def test_an_idle_connection_makes_room(app: ASGIApp, data: list[bytes], status: int) -> None:
+    async def connect() -> None:
+        server = FakeServer(app, ConnectionLimits(connections=1))
         first, transport = server.connect()
-        first.data_received(GET)
+        first.data_received(data[0])
         await asyncio.sleep(0.1)
-        assert transport.sent.startswith(b"HTTP/1.1 204 ")
+        for part in data[1:]:
+            first.data_received(part)
+        assert transport.sent.startswith(b"HTTP/1.1 %d " % status)
         _, second = server.connect()
         assert (transport.aborted, second.aborted) == (True, False)
 
-    run_skipping(idle())
-
-
-def test_a_rejected_connection_makes_room() -> None:
-    async def refuse() -> None:
-        server = FakeServer(reply_late, ConnectionLimits(connections=1))
-        first, transport = server.connect()
-        first.data_received(GET)
-        first.data_received(b"no HTTP\r\n\r\n")
-        assert transport.sent.startswith(b"HTTP/1.1 400 ")
-        _, second = server.connect()
-        assert (transport.aborted, second.aborted) == (True, False)
-
-    run_skipping(refuse())
+    run_skipping(connect())
 
 
 def test_pipelined_requests_are_limited() -> None:
@@ -247,7 +247,7 @@ def test_the_body_of_a_queued_request_does_not_time_out() -> None:
     async def queue() -> None:
         connection, transport = FakeServer(reply_late, LIMITS).connect()
         connection.data_received(GET)
-        connection.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+        connection.data_received(PUT)
         await asyncio.sleep(10)
         assert not transport.aborted
         await asyncio.sleep(100)  # the first is answered, and the body has its usual timeout
@@ -271,20 +271,6 @@ def test_a_rejection_disconnects_the_application_at_once() -> None:
         assert messages == ["http.disconnect"]
 
     run_skipping(break_off())
-
-
-def test_a_connection_answered_before_its_body_ended_makes_room() -> None:
-    async def go_on() -> None:
-        server = FakeServer(reply_at_once, ConnectionLimits(connections=1))
-        first, transport = server.connect()
-        first.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
-        await asyncio.sleep(0.1)
-        assert transport.sent.startswith(b"HTTP/1.1 204 ")
-        first.data_received(b"12345")
-        _, second = server.connect()
-        assert (transport.aborted, second.aborted) == (True, False)
-
-    run_skipping(go_on())
 
 
 def test_lingering_connections_make_no_room() -> None:
