@@ -9,7 +9,7 @@ import io
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,21 +120,28 @@ def listening(app: Any, ready: Callable[[], bool], port: int = 0) -> Iterator[st
         thread.join()
 
 
+@contextlib.asynccontextmanager
+async def open_stream(
+    generation: Generation, granularity: Granularity = "auto", seen: str | None = None
+) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Open a stream of a generation's events, or of those after the event id ``seen``."""
+    gone = asyncio.create_task(asyncio.sleep(60))
+    yield stream_events(
+        generation, WaitingClient("", gone), no_streams(), FairThreadPool(1),
+        granularity=granularity,
+        resumed=None if seen is None else parse_cursors(seen, generation),
+    )  # fmt: skip
+    gone.cancel()
+
+
 def streamed(
     generation: Generation, granularity: Granularity, seen: str | None = None
 ) -> list[Event]:
     """Return a generation's events, or those after the event id ``seen``."""
 
     async def read() -> bytes:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(
-            generation, WaitingClient("", gone), no_streams(), FairThreadPool(1),
-            granularity=granularity,
-            resumed=None if seen is None else parse_cursors(seen, generation),
-        )  # fmt: skip
-        parts = [part async for part in stream]
-        gone.cancel()
-        return b"".join(parts)
+        async with open_stream(generation, granularity, seen) as stream:
+            return b"".join([part async for part in stream])
 
     return parse_sse(asyncio.run(read()))
 

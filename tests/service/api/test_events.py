@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from scanline.model.sampling import SamplingParams
-from scanline.service.api.cursors import Cursor, parse_cursors
-from scanline.service.api.events import _EventSource, stream_events
+from scanline.service.api.cursors import Cursor
+from scanline.service.api.events import _EventSource
 from scanline.service.api.requests import Granularity
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
-from scanline.service.http.disconnect import WaitingClient
-from scanline.service.http.thread_pool import FairThreadPool
-from tests.service.fixtures import COLOUR, GREY, no_streams, streamed
+from tests.service.fixtures import COLOUR, GREY, open_stream, streamed
 from tests.sse_client import Event, parse_sse, rebuild
 
 
@@ -31,15 +29,13 @@ def test_changes_while_an_event_is_sent_are_not_missed(
     generation.images[0].start(CanvasView(row, published))
 
     async def read() -> list[Event]:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, WaitingClient("", gone), no_streams(), FairThreadPool(1))
-        raw = await anext(stream)
-        published[0] = 7
-        raw += await anext(stream)
-        published[0] = 9  # while the last event is being sent; no change follows
-        generation.notify()
-        raw += await anext(stream)
-        gone.cancel()
+        async with open_stream(generation) as stream:
+            raw = await anext(stream)
+            published[0] = 7
+            raw += await anext(stream)
+            published[0] = 9  # while the last event is being sent; no change follows
+            generation.notify()
+            raw += await anext(stream)
         return parse_sse(raw)
 
     events = asyncio.run(read())
@@ -58,18 +54,8 @@ def test_resuming_with_another_granularity_sends_every_revision() -> None:
         image.start(view)
 
     async def read(granularity: Granularity, seen: str | None) -> list[Event]:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        resumed = None if seen is None else parse_cursors(seen, generation)
-        stream = stream_events(
-            generation,
-            WaitingClient("", gone),
-            no_streams(),
-            FairThreadPool(1),
-            granularity=granularity,
-            resumed=resumed,
-        )
-        raw = b"".join([await anext(stream) for _ in range(1 if resumed else 2)])
-        gone.cancel()
+        async with open_stream(generation, granularity, seen) as stream:
+            raw = b"".join([await anext(stream) for _ in range(1 if seen else 2)])
         return parse_sse(raw)
 
     events = asyncio.run(read("auto", None))
@@ -95,22 +81,18 @@ def test_rows_are_sent_whole_except_the_last_of_a_cancelled_image() -> None:
         image.start(CanvasView(np.arange(GREY.pixels, dtype=np.uint8)[:, None], published[slot]))
 
     async def read() -> list[Event]:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(
-            generation, WaitingClient("", gone), no_streams(), FairThreadPool(1), granularity="row"
-        )
-        raw = await anext(stream)
-        for position in (7, 12, 30):  # rows are five pixels wide
-            published[:] = position
-            if position == 30:
-                first.finish(FinishReason.LENGTH, float(GREY.pixels))
-                published[1] = 13
-            generation.notify()
-            raw += await anext(stream)
-        second.finish(FinishReason.CANCELLED, None)
-        generation.finish(time.monotonic())
-        raw += b"".join([part async for part in stream])
-        gone.cancel()
+        async with open_stream(generation, "row") as stream:
+            raw = await anext(stream)
+            for position in (7, 12, 30):  # rows are five pixels wide
+                published[:] = position
+                if position == 30:
+                    first.finish(FinishReason.LENGTH, float(GREY.pixels))
+                    published[1] = 13
+                generation.notify()
+                raw += await anext(stream)
+            second.finish(FinishReason.CANCELLED, None)
+            generation.finish(time.monotonic())
+            raw += b"".join([part async for part in stream])
         return parse_sse(raw)
 
     events = asyncio.run(read())
@@ -144,13 +126,10 @@ def test_a_long_replay_yields_to_other_tasks(
     seen: list[str] = []
 
     async def read() -> None:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        async for part in stream_events(
-            generation, WaitingClient("", gone), no_streams(), FairThreadPool(1)
-        ):
-            asyncio.get_running_loop().call_soon(seen.append, "other")
-            seen.append(parse_sse(part, complete=False)[0].name)
-        gone.cancel()
+        async with open_stream(generation) as stream:
+            async for part in stream:
+                asyncio.get_running_loop().call_soon(seen.append, "other")
+                seen.append(parse_sse(part, complete=False)[0].name)
 
     asyncio.run(read())
     assert seen[:6] == ["started", "pixels", "other", "other", "image", "other"]
@@ -186,15 +165,11 @@ def test_rows_are_sent_whole_after_a_switch_to_another_particle() -> None:
     image.start(view)
 
     async def read() -> list[Any]:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(
-            generation, WaitingClient("", gone), no_streams(), FairThreadPool(1), granularity="row"
-        )
-        raw = await anext(stream) + await anext(stream)
-        image.switch_view(view, 7)
-        generation.notify()
-        raw += await anext(stream)
-        gone.cancel()
+        async with open_stream(generation, "row") as stream:
+            raw = await anext(stream) + await anext(stream)
+            image.switch_view(view, 7)
+            generation.notify()
+            raw += await anext(stream)
         return parse_sse(raw)
 
     events = asyncio.run(read())
