@@ -225,7 +225,7 @@ def _flags(isa: str) -> list[str]:
 def included_files(source: Path) -> list[Path]:
     """Return a source and all headers that it includes by ``#include "..."``, also indirectly."""
     files = [source.resolve()]
-    for path in files:  # which grows
+    for path in files:  # the loop also visits the headers that it appends
         for name in re.findall(r'^\s*#\s*include\s*"(.+?)"', path.read_text(), re.MULTILINE):
             header = (path.parent / name).resolve()
             if header not in files:

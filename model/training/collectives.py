@@ -47,7 +47,7 @@ def sharded_map(batches: Sequence[Tensor], work: Callable[[Tensor], Tensor]) -> 
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [work(batch) for batch in batches]
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # The sum over all processes, because each writes its own shard of the zeros.
+    # Each process fills its shards of a zero tensor, so that the sum over all holds every result.
     flat = batches[0].new_zeros(sum(x.numel() for x in batches))
     results = _split_like(flat, batches)
     for batch, result in zip(batches, results, strict=True):

@@ -54,7 +54,7 @@ def find_model(app_state: AppState, name: str | None) -> LoadedModel:
 def check_capacity(
     request: Request, app_state: AppState, loaded: LoadedModel, n: int, key: str | None = None
 ) -> None:
-    """Refuse images that their submission would refuse, before an upload is decoded.
+    """Refuse images before their upload is decoded, if they could not be submitted afterwards.
 
     A repeated request needs no room: its idempotency ``key`` belongs to a generation that is kept.
 

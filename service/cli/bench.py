@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from scanline.service.cli.options import Threads, WeightsDir, check_compatible, given_options
+from scanline.service.cli.options import Threads, WeightsDir, check_compatible, given_flags
 
 
 def bench(
@@ -64,7 +64,7 @@ def bench(
     """Time the decoders, training or the service; print a table and one line of JSON."""
     if not math.isfinite(seconds) or not math.isfinite(pretend or 0):
         raise ValueError("--seconds and --pretend must be finite numbers")
-    given = [f"--{name}" for name in given_options(context) if name != "models"]
+    given = given_flags(context, ignored=["models"])
     names = models or []
     if training:
         check_compatible("--training", given, "--threads", "--repeats")

@@ -1,4 +1,4 @@
-"""``scanline import`` and ``scanline compact``: checkpoints made from others."""
+"""``scanline import`` and ``scanline compact``: conversion of checkpoints."""
 
 from __future__ import annotations
 

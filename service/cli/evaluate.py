@@ -17,7 +17,7 @@ from scanline.service.cli.options import (
     TopP,
     WeightsDir,
     check_compatible,
-    given_options,
+    given_flags,
     limit_seed,
 )
 
@@ -120,11 +120,7 @@ def evaluate(
     from scanline.model.evaluation.precision import MIN_LIMITED_IMAGES
     from scanline.model.training.datasets import DataSource
 
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name in given_options(context)
-        if name not in COMMON_OPTIONS
-    ]
+    given = given_flags(context, ignored=COMMON_OPTIONS)
     mode = "--precision" if precision else "--samples" if samples else "--holes" if holes else ""
     check_compatible(mode or "the bits/dim of a test set", given, *MODE_OPTIONS[mode])
     if precision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,6 +32,11 @@ def given_options(context: typer.Context) -> dict[str, Any]:
         for name, value in context.params.items()
         if (origin := source(name)) is not None and origin.name == "COMMANDLINE"
     }
+
+
+def given_flags(context: typer.Context, ignored: Collection[str] = ()) -> list[str]:
+    """Return the options given on the command line as ``--name``, without ``ignored`` ones."""
+    return [f"--{name.replace('_', '-')}" for name in given_options(context) if name not in ignored]
 
 
 def limit_seed(bits: int) -> Callable[[int], int]:

@@ -29,16 +29,18 @@ if TYPE_CHECKING:
     from playwright.sync_api import Route
 
 
+def cut_stream(route: Route) -> None:
+    """Answer with the stream up to its first finished image."""
+    reply = route.fetch()
+    body = reply.body()
+    route.fulfill(response=reply, body=body[: body.index(b"event: image")])
+
+
 def test_lost_connection_is_resumed(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5", allowed=["ERR_FAILED"])
     wait_until_drawn(page)
     whole = pixels(page, "#draw .image-grid canvas")
     resumed: list[str | None] = []
-
-    def cut(route: Route) -> None:
-        reply = route.fetch()
-        body = reply.body()
-        route.fulfill(response=reply, body=body[: body.index(b"event: image")])
 
     def refuse_once(route: Route) -> None:
         resumed.append(route.request.headers.get("last-event-id"))
@@ -47,7 +49,7 @@ def test_lost_connection_is_resumed(visit: Open) -> None:
         else:
             route.continue_()
 
-    page.route("**/v1/samples", cut)
+    page.route("**/v1/samples", cut_stream)
     page.route("**/events", refuse_once)
     set_value(page, "#draw-form [name=seed]", "5")
     page.click("#draw-form button[type=submit]")
@@ -61,13 +63,7 @@ def test_lost_connection_is_resumed(visit: Open) -> None:
 def test_resumed_stream_has_the_same_fields(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5")
     wait_until_drawn(page)
-
-    def cut(route: Route) -> None:
-        reply = route.fetch()
-        body = reply.body()
-        route.fulfill(response=reply, body=body[: body.index(b"event: image")])
-
-    page.route("**/v1/samples", cut)
+    page.route("**/v1/samples", cut_stream)
     with page.expect_request("**/events*") as resumed:
         image = page.evaluate(
             """async () => {
@@ -253,13 +249,7 @@ def test_cancel_does_not_wait_for_response(visit: Open, grey: FakeDecoder) -> No
 def test_cancel_while_reconnecting_reaches_the_server(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED"])
     wait_until_drawn(page)
-
-    def cut(route: Route) -> None:
-        reply = route.fetch()
-        body = reply.body()
-        route.fulfill(response=reply, body=body[: body.index(b"event: image")])
-
-    page.route("**/v1/samples", cut)
+    page.route("**/v1/samples", cut_stream)
     page.route("**/events", lambda route: route.abort())
     page.route("**/v1/generations/*", lambda route: None)
     page.click("#draw-form button[type=submit]")
