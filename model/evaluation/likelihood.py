@@ -90,7 +90,7 @@ def evaluate(
     """Measure a model's bits/dim over a data set.
 
     Args:
-        model: The network.
+        model: The network; it is put into evaluation mode.
         data: The images.
         with_label: Whether to condition on the true labels.
         batch: Images per batch; None chooses a size for the device.
@@ -101,7 +101,7 @@ def evaluate(
     Raises:
         ValueError: If the data does not fit the model, or has no labels that it knows.
     """
-    config = model.config
+    config = model.eval().config
     check_image_shape(config, data)
     if with_label and (data.labels is None or data.classes != config.classes):
         found, expected = (", ".join(some) or "none" for some in (data.classes, config.classes))

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from scanline.model.config import ModelConfig
 from scanline.model.layers.block import Block
+from scanline.model.layers.lsh import seed_hash_functions
 from scanline.model.paper.budget import Budget, History, Marks, train
 from scanline.model.paper.experiment import Experiment, Rows, UnitRun
 from scanline.model.paper.kinds import attention_config
@@ -92,7 +93,7 @@ class CopyTraining:
 
     def __init__(self, kind: str, seed: int, task: CopyTaskSettings, device: torch.device) -> None:
         torch.manual_seed(seed)
-        self.task, self.device, self.step = task, device, 0
+        self.task, self.seed, self.device, self.step = task, seed, device, 0
         self.generator = torch.Generator().manual_seed(seed)
         self.network = CopyNetwork(kind, task).to(device)
         self.optimizer = torch.optim.RAdam(self.network.parameters(), lr=task.learning_rate)
@@ -101,6 +102,8 @@ class CopyTraining:
         """Train on new sequences and return the loss in nats per symbol."""
         if self.step == self.task.lower_after:
             self.optimizer.param_groups[0]["lr"] = self.task.learning_rate / 10
+        self.network.train()
+        seed_hash_functions(self.seed, self.step)
         loss, _ = _loss(self.network, self.task, self.task.batch, self.generator, self.device)
         self.optimizer.zero_grad()
         loss.backward()
@@ -136,7 +139,7 @@ def train_one(
     @torch.no_grad()
     def measure(last: bool) -> Row:
         generator = torch.Generator().manual_seed(2**32 + seed)
-        loss, accuracy = _loss(run.network, task, task.test, generator, device)
+        loss, accuracy = _loss(run.network.eval(), task, task.test, generator, device)
         return {"loss": loss.item(), "accuracy": accuracy.item()}
 
     def row(history: History) -> Row:
@@ -239,7 +242,7 @@ FIGURE2 = _Figure2(
             length=12, n_heads=2, d_model=64, d_ff=128, batch=16, steps=100_000, seconds=30,
             learning_rate=6e-3, lower_after=500, test=64, n_layers=2,
         ),
-        "default": CopyTaskSettings(batch=16, seconds=5400),
+        "default": CopyTaskSettings(batch=16, seconds=9000),
         "full": CopyTaskSettings(seeds=3),
     }
 )  # fmt: skip

@@ -14,6 +14,7 @@ from scanline.model.paper.quantity import (
     Measure,
     NotMeasuredError,
     Quantity,
+    check_same_machine,
     timing_ratio,
 )
 from scanline.model.paper.report import Row
@@ -48,6 +49,7 @@ def speed_ratio(data: str, first: str, second: str) -> Measure:
         device = _best_device(rows, data, (first, second))
         points = _methods(rows, device, data, (first, second))
         a, b = (fastest(one) for one in points)
+        check_same_machine((a, b))
         found = timing_ratio(*([s / row["batch"] for s in row["seconds"]] for row in (b, a)))
         said = ", ".join(
             f"{row['method']} {number(speed(row))} images/s at batch size {row['batch']:,}"
@@ -88,6 +90,7 @@ def latency_lead(data: str, device: str) -> Measure:
 
     def measure(rows: AllRows) -> Quantity:
         points = _methods(rows, device, data, names)
+        check_same_machine(one[0] for one in points)
         seconds = dict(zip(names, map(_one_image, points), strict=True))
         nearest = min(names[1:], key=lambda name: float(median(seconds[name])))
         found = timing_ratio(seconds[nearest], seconds[names[0]])

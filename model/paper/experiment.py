@@ -48,7 +48,7 @@ class Experiment(ABC, Generic[Settings]):
 
     Args:
         presets: Settings of each mode, as a dataclass that can be written as JSON. ``quick`` takes
-            about a minute per unit, ``default`` up to 90 minutes on one core, and ``full`` has the
+            about a minute per unit, ``default`` up to 150 minutes on one core, and ``full`` has the
             paper's settings.
     """
 

@@ -38,8 +38,8 @@ MODES_NOTE = """\
 There are three modes:
 
 - `--quick` takes about a minute per unit and decides no claim.
-- The default takes up to 90 minutes of one core per unit, on whole images and sequences. Most of \
-its networks are smaller than the paper's, and it trains each with one seed.
+- The default takes up to 90 minutes of one core per unit, in figure 2 up to 150, on whole images \
+and sequences. Most of its networks are smaller than the paper's, and it trains each with one seed.
 - `--full` has the paper's settings, for a GPU, \
 [with some exceptions](training.md#reproducing-the-paper).
 
@@ -51,8 +51,8 @@ affect less than the time on the clock. Evaluations do not count.
 several seeds of the training. If there is one seed, the spread says nothing about others.
 - On a CPU, causal `linear` trains in our C++, `softmax` in PyTorch's fused kernel, and everything \
 else in plain PyTorch.
-- `lsh` averages its rounds of hashing, as the authors do, but draws its hash functions once, \
-where they draw new ones in every pass."""
+- `lsh` averages its rounds of hashing and draws new hash functions in every pass of the training, \
+as in the authors' code. Units measured before it did so are marked below their table."""
 UNFINISHED = (
     "Numbers of unfinished trainings are intermediate: compare kinds only after equal time, images "
     "or steps. To continue a unit, run its command again with the same `--out`."
@@ -208,9 +208,11 @@ def _provenance(measured: Measured) -> str:
 
 
 def _state(report: Row) -> str:
-    """Describe the time that a unit's training took, and whether it is finished."""
+    """Describe the time that a unit's training took, whether it is finished, and its note."""
     seconds = sum(row["seconds"] for row in report["rows"].values() if "evaluations" in row)
     parts = [f"{seconds:,.0f} s of training"] if seconds else []
     if not report["complete"]:
         parts.append("unfinished")
+    if "note" in report:
+        parts.append(report["note"])
     return f" ({', '.join(parts)})" if parts else ""

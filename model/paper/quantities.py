@@ -18,6 +18,7 @@ from scanline.model.paper.quantity import (
     Measure,
     NotMeasuredError,
     Quantity,
+    check_same_machine,
     middle,
     timing_ratio,
 )
@@ -168,6 +169,7 @@ def smallest_ratio(what: str) -> Measure:
         value, said, row, other = min(ratios, key=lambda one: one[0])
         low, high = value, value
         if what == "seconds":
+            check_same_machine((row, other))
             low = min(row[what]) / max(other[what])
             high = max(row[what]) / min(other[what])
         return Quantity(value, low, high, said)
@@ -183,7 +185,10 @@ def bits_ratio(first: str | tuple[str, ...], second: str, mark: str, data: str) 
 
     def measure(rows: AllRows) -> Quantity:
         kinds = (*_names(first), second)
-        points = _at_mark(_trained(rows, kinds), mark)
+        runs = _trained(rows, kinds)
+        if mark == "second_mark":
+            check_same_machine(runs)
+        points = _at_mark(runs, mark)
         best = min(points, key=lambda point: float(point["bits_per_dim"]))
         if best["bits_per_dim"] > (pairs := pair_bits(data, best["images"])):
             raise NotMeasuredError(
@@ -222,7 +227,9 @@ def images_ratio(first: str, second: str) -> Measure:
     """Return the images seen by one kind ÷ another after equal time."""
 
     def measure(rows: AllRows) -> Quantity:
-        points = _at_mark(_trained(rows, (first, second)), "second_mark")
+        runs = _trained(rows, (first, second))
+        check_same_machine(runs)
+        points = _at_mark(runs, "second_mark")
         a, b = (point["images_seen"] for point in points)
         said = f"{a:,} and {b:,} after {points[0]['seconds']:,.0f} seconds"
         return Quantity(a / b, a / b, a / b, said)
@@ -235,6 +242,7 @@ def training_time_range(kinds: tuple[str, ...]) -> Measure:
 
     def measure(rows: AllRows) -> Quantity:
         runs = {kind: _row(rows, f"train {kind}") for kind in kinds}
+        check_same_machine(runs.values())
         each = {kind: run["seconds"] / run["steps"] / run["batch"] for kind, run in runs.items()}
         value = max(each.values()) / min(each.values())
         said = ", ".join(f"{kind} {number(1e3 * one)} ms" for kind, one in each.items())
@@ -286,8 +294,9 @@ def epoch_ratio(first: tuple[str, ...], second: str) -> Measure:
     """Return the training time per epoch of the fastest of the first encoders ÷ the second's."""
 
     def measure(rows: AllRows) -> Quantity:
-        others = [epoch_seconds(_row(rows, f"train {kind}")) for kind in first]
-        mine = epoch_seconds(_row(rows, f"train {second}"))
+        runs = [_row(rows, f"train {kind}") for kind in (*first, second)]
+        check_same_machine(runs)
+        *others, mine = (epoch_seconds(run) for run in runs)
         best = min(others, key=lambda one: float(median(one)))
         found = timing_ratio(best, mine)
         said = f"{number(median(best))} s and {number(median(mine))} s"

@@ -42,6 +42,15 @@ class Quantity:
 Measure = Callable[[AllRows], Quantity]
 
 
+def check_same_machine(rows: Iterable[Row]) -> None:
+    """Raise ``NotMeasuredError`` if the times of rows are from different machines."""
+    first, *others = rows
+    for other in others:
+        if other["machine"] != first["machine"]:
+            names = (row.get("kind") or row["method"] for row in (first, other))
+            raise NotMeasuredError(f"{' and '.join(names)} were timed on different machines")
+
+
 def middle(value: float | list[float]) -> float:
     """Return the median of several timings, or a single value."""
     return median(value) if isinstance(value, list) else value

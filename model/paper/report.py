@@ -95,7 +95,10 @@ class Report:
 
 
 def read(path: Path) -> Row:
-    """Read a report; raise ``ValueError`` if the file is damaged or not a report."""
+    """Read a report; raise ``ValueError`` if the file is damaged or not a report.
+
+    It may have a ``note``, written by hand, of how its rows differ from what would be measured now.
+    """
     try:
         saved: Row = json.loads(path.read_text())
         parts = {

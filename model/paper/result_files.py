@@ -20,8 +20,12 @@ class Measured:
 
     @property
     def rows(self) -> dict[str, Row]:
-        """The rows of all units by key."""
-        return {key: row for one in self.reports.values() for key, row in one["rows"].items()}
+        """The rows of all units by key, with the ``machine`` that each was measured on."""
+        return {
+            key: row | {"machine": report["hardware"]}
+            for report in self.reports.values()
+            for key, row in report["rows"].items()
+        }
 
 
 Results = dict[str, dict[Mode, Measured]]

@@ -52,9 +52,9 @@ def batch_indices(step: int, count: int, config: TrainingConfig) -> npt.NDArray[
     """Return the indices of a step's images, int64 ``[batch]``, out of ``count`` images.
 
     Each epoch is a new permutation with the seed ``[seed, epoch]``. In step 0, dropped labels,
-    shifts, mirroring and orientations have the seeds ``[seed, 1..4, 0]``. These equal the seeds of
-    epochs 1 to 4, because numpy ignores trailing zeros. Other seeds would change runs that are
-    resumed.
+    shifts, mirroring, orientations and hash functions have the seeds ``[seed, 1..5, 0]``. These
+    equal the seeds of epochs 1 to 5, because numpy ignores trailing zeros. Other seeds would change
+    runs that are resumed.
     """
     positions = np.arange(step * config.batch, (step + 1) * config.batch)
     indices = np.empty(config.batch, np.int64)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scanline.model.config import ModelConfig
+from scanline.model.layers.lsh import seed_hash_functions
 from scanline.model.network import LinearTransformer
 from scanline.model.training.batches import Batch, make_batch
 from scanline.model.training.collectives import GradientAverager
@@ -93,6 +94,8 @@ class TrainState:
             FloatingPointError: If the loss or the gradient is not finite.
         """
         canvas, label = self._batch(self.step, images, labels)
+        self.model.train()
+        seed_hash_functions(self.config.seed, self.step)
         bits = self._forward_backward(
             canvas.to(self.device), None if label is None else label.to(self.device)
         )

@@ -147,8 +147,10 @@ class TransformerLayer(nn.Module):
         heads = (*x.shape[:2], self.n_heads, -1)
         q, v = self.query(x).view(heads), self.value(x).view(heads)
         if self.kind.startswith("lsh-"):
+            # New hash functions in every pass of the training, as in LshAttention.
+            rotations = torch.randn_like(self.rotations) if self.training else self.rotations
             return lsh_attention(
-                q, v, self.rotations, lengths=lengths, causal=False, combine=LSH_COMBINE
+                q, v, rotations, lengths=lengths, causal=False, combine=LSH_COMBINE
             )
         k = self.key(x).view(heads)
         if self.kind == "linear":  # eq. 6

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from scanline.model.layers.lsh import seed_hash_functions
 from scanline.model.paper.budget import Budget, History, Marks, train
 from scanline.model.paper.experiment import Experiment, Mode, Rows, UnitRun
 from scanline.model.paper.markdown import duration, markdown_table, number
@@ -95,6 +96,8 @@ class EncoderTraining:
         epoch, index = divmod(self.step, len(self.batches))
         order = torch.randperm(len(self.batches), generator=torch.Generator().manual_seed(epoch))
         self.optimizer.zero_grad()
+        self.encoder.train()
+        seed_hash_functions(0, self.step)
         loss = ctc_loss(self.encoder, self.batches[int(order[index])], self.device)
         loss.backward()
         nn.utils.clip_grad_norm_(self.encoder.parameters(), 1.0)
@@ -153,7 +156,7 @@ def train_one(
 
     def measure(last: bool) -> Row:
         chosen = corpus.test if last else corpus.validation
-        found = error_rate(run.encoder, chosen, task.batch, device)
+        found = error_rate(run.encoder.eval(), chosen, task.batch, device)
         if not last:
             run.validated(found["error_rate"])
         return found

@@ -7,11 +7,12 @@ import logging
 
 import pytest
 import torch
+from torch import Tensor
 
 from scanline.kernels.attention.lsh import naive_lsh_attention
 from scanline.model.decoders.base import BackendError
 from scanline.model.decoders.factory import create_decoder
-from scanline.model.layers.lsh import LshAttention
+from scanline.model.layers.lsh import LshAttention, seed_hash_functions
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
 from tests.model.decoders.fixtures import draw, masked, noise_of
@@ -30,12 +31,32 @@ def test_every_round_has_its_own_rotations() -> None:
 @pytest.mark.parametrize("combine", ["union", "mean"])
 def test_layer_uses_its_chunk_and_combination(chunk: int, combine: str) -> None:
     config = tiny_config(attention="lsh-4", lsh_chunk=chunk, lsh_combine=combine)
-    layer = LshAttention(config).double()
+    layer = LshAttention(config).double().eval()
     x = torch.randn(2, 20, config.d_model, dtype=torch.float64)
     heads = (2, 20, config.n_heads, config.head_size)
     qk, v = layer.query(x).view(heads), layer.value(x).view(heads)
     expected = naive_lsh_attention(qk, v, layer.turns, chunk, combine=combine)  # type: ignore[arg-type]
     assert_close(layer.attend(x), expected)
+
+
+@torch.no_grad()
+def test_hash_functions_are_new_in_every_pass_of_the_training_only() -> None:
+    layer = LshAttention(CHUNKED)
+    stored, x = layer.turns.clone(), torch.randn(1, 20, CHUNKED.d_model)
+
+    def outputs() -> tuple[Tensor, Tensor]:
+        seed_hash_functions(3, 4)
+        return layer.attend(x), layer.attend(x)
+
+    first, second = outputs()
+    assert not torch.equal(first, second)
+    for again, expected in zip(outputs(), (first, second), strict=True):
+        assert torch.equal(again, expected)
+    seed_hash_functions(3, 5)
+    assert not torch.equal(layer.attend(x), first)
+    layer.eval()
+    assert torch.equal(*outputs())
+    assert torch.equal(layer.turns, stored)
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ Rows = dict[str, dict[str, Any]]
 
 
 def results(experiment: str, rows: Rows, mode: Mode = "default") -> Any:
-    report = {"rows": rows, "complete": True}
+    report = {"rows": rows, "complete": True, "hardware": {"cpu": "a CPU"}}
     return {experiment: {mode: Measured({}, {"unit": report})}}
 
 
@@ -181,6 +181,34 @@ def test_no_verdict_without_a_kind_that_the_claim_compares(claim: Claim) -> None
     decided = {name: verdict_without(claim, rows, name) for name in names}
     assert NOT_TESTED in decided.values()
     assert set(decided.values()) <= {NOT_TESTED, REPRODUCED}
+
+
+# Claims on time, which compare several kinds on one device.
+ON_TIME = {
+    "always-faster", "mnist-train-time", "mnist-speed", "mnist-lsh-speed", "cifar-images",
+    "cifar-lsh-images", "cifar-softmax", "cifar-lsh", "cifar-speed", "cifar-stateful",
+    "mnist-stateful-softmax", "cifar10-stateful-softmax", "mnist-cpu-latency",
+    "mnist-cuda-latency", "cifar10-cpu-latency", "cifar10-cuda-latency", "speech-epoch",
+    "speech-fastest",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=[claim.name for claim in CLAIMS])
+def test_times_of_different_machines_are_not_compared(claim: Claim) -> None:
+    """Move each kind or method in turn to another machine."""
+    rows, _ = EXAMPLES[claim.name]
+    reports: dict[str, Any] = {}
+    for key, row in rows.items():
+        name = str(row.get("kind", row.get("method")))
+        reports.setdefault(name, {"rows": {}, "hardware": {"cpu": "a CPU"}})["rows"][key] = row
+    found = []
+    for name in reports:
+        moved = reports | {name: reports[name] | {"hardware": {"cpu": "another"}}}
+        found.append(judge(claim, {claim.experiment: {"default": Measured({}, moved)}}))
+    refused = [one for one in found if one.found.endswith("were timed on different machines")]
+    assert all(one.verdict == NOT_TESTED for one in refused)
+    assert all(one.verdict == REPRODUCED for one in found if one not in refused)
+    assert bool(refused) == (claim.name in ON_TIME)
 
 
 def verdict_without(claim: Claim, rows: Mapping[str, Any], name: str) -> str:

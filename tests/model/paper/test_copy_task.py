@@ -47,18 +47,20 @@ def test_copy_network_learns_deterministically_by_seed(kind: str, tmp_path: Path
     assert train(1, 40)[0] != again
 
 
-def test_learning_rate_falls_once_and_a_continued_run_has_the_same_losses() -> None:
-    task = replace(TASK, lower_after=3)
-    whole = copy_task.CopyTraining("linear", 0, task, CPU)
+@pytest.mark.parametrize("kind", ["linear", "lsh-1"])
+def test_learning_rate_falls_once_and_a_continued_run_has_the_same_losses(kind: str) -> None:
+    task = replace(TASK, length=80, lower_after=3)  # longer than two chunks of LSH
+    whole = copy_task.CopyTraining(kind, 0, task, CPU)
     losses, rates = [], []
     for _ in range(6):
         losses.append(whole.take_step())
         rates.append(whole.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx(3 * [task.learning_rate] + 3 * [task.learning_rate / 10])
-    first = copy_task.CopyTraining("linear", 0, task, CPU)
+    first = copy_task.CopyTraining(kind, 0, task, CPU)
     for _ in range(4):
         first.take_step()
-    second = copy_task.CopyTraining("linear", 1, task, CPU)
+    second = copy_task.CopyTraining(kind, 0, task, CPU)
+    second.take_step()  # so that its state differs
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert [second.take_step() for _ in range(2)] == losses[4:]
     assert second.optimizer.param_groups[0]["lr"] == pytest.approx(task.learning_rate / 10)

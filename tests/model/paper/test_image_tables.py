@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from scanline.model.config import PRESETS
 from scanline.model.data.published_sets import load_dataset
+from scanline.model.evaluation.likelihood import evaluate
 from scanline.model.paper.budget import Marks
 from scanline.model.paper.image_tables import PAIR_BITS, TABLE1, TABLE2, common_mark
 from scanline.model.paper.image_training import ImageTableSettings, ImageTraining, unlabelled
@@ -59,14 +60,19 @@ def test_networks_differ_in_their_attention_only() -> None:
         assert table.presets["default"].network("linear").values == PRESETS[preset].values
 
 
-@pytest.mark.parametrize("muon_rate", [0.02, None])
-def test_continued_training_takes_the_same_steps(muon_rate: float | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "muon_rate"), [("linear", 0.02), ("linear", None), ("lsh-1", 0.02), ("lsh-1", None)]
+)
+def test_continued_training_takes_the_same_steps(
+    kind: str, muon_rate: float | None, tmp_path: Path
+) -> None:
+    """An evaluation in between has no effect."""
     write_mnist(tmp_path / "mnist")
     data = unlabelled(load_dataset("mnist", "train", tmp_path))
     table = replace(TABLE, learning_rate=3e-4, muon_rate=muon_rate)
 
     def start() -> ImageTraining:
-        return ImageTraining(table, "linear", data, CPU)
+        return ImageTraining(table, kind, data, CPU)
 
     whole, first, second = start(), start(), start()
     losses = [whole.take_step() for _ in range(4)]
@@ -74,6 +80,7 @@ def test_continued_training_takes_the_same_steps(muon_rate: float | None, tmp_pa
         first.take_step()
     torch.save(first.state_dict(), tmp_path / "state.pt")
     second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    evaluate(second.network, unlabelled(data, 1))
     assert [second.take_step() for _ in range(2)] == losses[2:]
     rates = {
         (type(one).__name__, group["rate"])

@@ -135,6 +135,11 @@ def test_page_names_machine_date_and_training_time_of_units(tmp_path: Path) -> N
         f"{machine['cpu']} ({machine['isa']})"
     )
     assert line.endswith(f"PyTorch {machine['torch']}, {report['date']}")
+    noted = json.loads(unit.path.read_text()) | {"note": "on a boat"}
+    unit.path.write_text(json.dumps(noted))
+    assert "`softmax` (700 s of training, unfinished, on a boat): " in render_page(
+        tmp_path, tmp_path
+    )
 
 
 def test_committed_page_is_generated_from_committed_results() -> None:

@@ -13,7 +13,12 @@ from torch import nn
 from scanline.model.paper.speech import table
 from scanline.model.paper.speech.corpus import read_corpus
 from scanline.model.paper.speech.encoder import KINDS
-from scanline.model.paper.speech.table import TABLE3, EncoderTraining, epoch_seconds
+from scanline.model.paper.speech.table import (
+    TABLE3,
+    EncoderTraining,
+    epoch_seconds,
+    error_rate,
+)
 from tests.model.paper.fixtures import recognized
 from tests.model.paper.speech.fixtures import CPU, TASK, write_speech
 from tests.service.cli.command_line import run_command
@@ -44,13 +49,16 @@ def test_table_of_corpus_folder_is_trained_and_resumed(
     assert "holds rows of other settings" in capsys.readouterr().err
 
 
-def test_continued_training_takes_the_same_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["linear", "lsh-4"])
+def test_continued_training_takes_the_same_steps(kind: str, tmp_path: Path) -> None:
+    """A validation in between has no effect."""
     corpus = read_corpus(write_speech(tmp_path), 2)
-    whole, first, second = (EncoderTraining("linear", TASK, corpus, CPU) for _ in range(3))
+    whole, first, second = (EncoderTraining(kind, TASK, corpus, CPU) for _ in range(3))
     losses = [whole.take_step() for _ in range(8)]  # over the end of an epoch of six steps
     for _ in range(4):
         first.take_step()
     second.load_state_dict(first.state_dict())
+    error_rate(second.encoder.eval(), corpus.validation, TASK.batch, CPU)
     assert [second.take_step() for _ in range(4)] == losses[4:]
     weights = [nn.utils.parameters_to_vector(one.encoder.parameters()) for one in (whole, second)]
     assert torch.equal(*weights)
