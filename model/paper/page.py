@@ -46,7 +46,8 @@ and sequences. Most of its networks are smaller than the paper's, and it trains 
 How we measured:
 
 - Training times are CPU seconds of a process with one thread, which other programs on the machine \
-affect less than the time on the clock. Evaluations do not count.
+affect less than the time on the clock. Evaluations do not count. A claim on time compares units \
+of one machine only.
 - A spread is that of the timings, or a 95 % confidence interval over the test data, or that of \
 several seeds of the training. If there is one seed, the spread says nothing about others.
 - On a CPU, causal `linear` trains in our C++, `softmax` in PyTorch's fused kernel, and everything \
