@@ -51,21 +51,23 @@ class ForwardBackward:
         # Warm up on the stream of the capture: torch would otherwise synchronize streams inside it.
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(_WARMUP_PASSES):
-                self._run(canvas, labels)
+        # The random numbers of LSH attention in a step must not depend on whether it is the first.
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            with torch.cuda.stream(stream):
+                for _ in range(_WARMUP_PASSES):
+                    self._run(canvas, labels)
+                    network.zero_grad()
+            stream.synchronize()
+            try:
+                self._graph = _capture_graph(self._run, network, stream, canvas, labels)
+            except RuntimeError as error:
+                self._use_graph = False
                 network.zero_grad()
-        stream.synchronize()
-        try:
-            self._graph = _capture_graph(self._run, network, stream, canvas, labels)
-        except RuntimeError as error:
-            self._use_graph = False
-            network.zero_grad()
-            log.warning(
-                "the CUDA graph could not be captured: training continues without it, slower, and "
-                "the memory it allocated is lost: %s",
-                error,
-            )
+                log.warning(
+                    "the CUDA graph could not be captured: training continues without it, slower, "
+                    "and the memory it allocated is lost: %s",
+                    error,
+                )
 
     def _run(self, canvas: Tensor, labels: Tensor | None) -> Tensor:
         network = self._network
