@@ -126,9 +126,10 @@ def score(
 ) -> NDArray[np.float64]:
     """Return the exact bits/dim of images ``[n, height, width, channels]``: float64 ``[n]``.
 
-    ``label`` is a class by name or number, one for all images or one each; None is no label.
+    ``label`` is a class by name or number, one for all images or one each; None is no label. A
+    network is put into evaluation mode.
     """
-    network, images = resolve_model(model).model, np.asarray(images)
+    network, images = resolve_model(model).model.eval(), np.asarray(images)
     _check_images(network.config, images)
     names = _label_per_image(label, len(images))
     labels = np.array([network.config.class_index(name) for name in names], np.int32)

@@ -22,7 +22,13 @@ from scanline.model.pixel_bits import pixel_bits
 from scanline.model.sampling import SamplingParams
 from scanline.service.cli.drawing import draw_grid
 from scanline.service.engine.generation import GenerationSpec
-from tests.conftest import assert_close, read_fifo
+from tests.conftest import (
+    assert_close,
+    random_canvas,
+    random_network,
+    read_fifo,
+    tiny_config,
+)
 from tests.model.decoders.conftest import backend as backend  # the fixture
 from tests.model.decoders.fixtures import PRECISION
 from tests.service.engine.fixtures import drawn, running
@@ -163,6 +169,14 @@ def test_score_ignores_the_callers_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         rounded = score(model, pictures)
     assert np.array_equal(rounded, score(model, pictures))
+
+
+def test_score_of_a_network_in_training_mode_is_reproducible() -> None:
+    """LSH attention draws new hash functions in every pass of a training."""
+    network = random_network(tiny_config(attention="lsh-1", lsh_chunk=4))
+    pictures = random_canvas(network.config, 2).view(2, 5, 4, 1).numpy()
+    expected = score(network, pictures)
+    assert np.array_equal(score(network.train(), pictures), expected)
 
 
 def test_generate_returns_bits_per_dim(backend: str) -> None:
