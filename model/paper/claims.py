@@ -178,7 +178,7 @@ CLAIMS = (
         quantity="bits/dim of linear ÷ softmax, after equal images",
         measure=q.bits_ratio("linear", "softmax", "images_seen", "mnist"), below=1.05,
         why="the trainings see less than an epoch, and the paper 250: softmax learns more from the "
-        "first images, and the ratio falls with every mark",
+        "first images, and the ratio falls only after 4,000",
     ),
     Claim(
         name="mnist-lsh", place=f"{MNIST}; {EVOLUTION}", experiment="table1", paper="1.05",
