@@ -19,7 +19,7 @@ class TrainingConfig:
     Attributes:
         steps: Length of the run.
         batch: Images per step, over all processes.
-        seed: Seed of the weights, batches, dropped labels and augmentation.
+        seed: Seed of the weights, batches, dropped labels, augmentation and hash functions.
         learning_rate: AdamW's learning rate.
         muon_rate: Muon's learning rate, for the matrices of the blocks.
         edge_rate: AdamW's learning rate for the linear input and output maps; None means
