@@ -7,12 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Form, Request, Response
 
-from scanline.service.api.dependencies import (
-    BODY_DEPENDENCIES,
-    AppStateDep,
-    check_capacity,
-    find_model,
-)
+from scanline.service.api.dependencies import BODY_DEPENDENCIES, AppStateDep, find_model
 from scanline.service.api.generation_reply import (
     GENERATION_HEADERS,
     IMAGES_RESPONSE,
@@ -33,6 +28,7 @@ from scanline.service.api.submission import (
     Background,
     IdempotencyKey,
     build_spec,
+    check_capacity,
     request_key,
     submit_generation,
 )
@@ -41,6 +37,7 @@ from scanline.service.engine.generation import GenerationSpec
 from scanline.service.errors import error_responses
 from scanline.service.http.bodies import unique_form_fields
 from scanline.service.http.forms import FormRoute
+from scanline.service.http.paths import root_path
 from scanline.service.images import read_masked_image
 from scanline.service.state.app_state import AppState
 from scanline.service.state.registry import LoadedModel
@@ -141,7 +138,7 @@ async def _draw(
     if background and loaded.engine.queue.limits.keeps_results:
         queue, generation = submit_generation(request, app_state, loaded, spec, key, detached=True)
         headers = {
-            "Location": f"{request.scope.get('root_path', '')}/v1/generations/{generation.id}",
+            "Location": f"{root_path(request.scope)}/v1/generations/{generation.id}",
             "Preference-Applied": "respond-async",
             **generation_headers(generation),
         }

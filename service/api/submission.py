@@ -74,6 +74,28 @@ def _check_slots(sampling: SamplingParams, available: int) -> None:
     )  # fmt: skip
 
 
+def check_capacity(
+    request: Request, app_state: AppState, loaded: LoadedModel, n: int, key: str | None = None
+) -> None:
+    """Refuse images before their upload is decoded, if they could not be submitted afterwards.
+
+    A repeated request needs no room: its idempotency ``key`` belongs to a generation that is kept.
+
+    Raises:
+        ApiError: If their number ``n`` is too large.
+        RefusedError: If the caller has reached a limit, or the queue is full.
+        ClosedError: If the server is shutting down.
+    """
+    if n > (most := app_state.settings.max_images):
+        raise ApiError(
+            400, f"n: must be at most {most} images per request", param="n", code="too_many"
+        )
+    caller = request.state.caller
+    if not app_state.idempotency.has_result(caller, key):
+        app_state.check_caller(caller, n)
+        loaded.engine.queue.check_capacity(n, caller)
+
+
 IdempotencyKey = Annotated[
     str | None,
     Header(

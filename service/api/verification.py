@@ -11,15 +11,10 @@ from pydantic import BaseModel, Field
 
 from scanline.model.config import ModelConfig
 from scanline.model.images import ImageError
-from scanline.service.api.dependencies import (
-    BODY_DEPENDENCIES,
-    AppStateDep,
-    check_capacity,
-    find_model,
-)
+from scanline.service.api.dependencies import BODY_DEPENDENCIES, AppStateDep, find_model
 from scanline.service.api.replies import example
 from scanline.service.api.requests import VerifyForm
-from scanline.service.api.submission import build_spec, submit_generation
+from scanline.service.api.submission import build_spec, check_capacity, submit_generation
 from scanline.service.api.waiting import wait_for_images
 from scanline.service.engine.generation import GenerationSpec
 from scanline.service.errors import error_responses

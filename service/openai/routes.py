@@ -8,16 +8,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from scanline.service.api.dependencies import (
-    COMMON_DEPENDENCIES,
-    AppStateDep,
-    check_capacity,
-    find_model,
-)
+from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, find_model
 from scanline.service.api.generation_reply import GENERATION_HEADERS, generation_headers
 from scanline.service.api.submission import (
     IdempotencyKey,
     build_spec,
+    check_capacity,
     request_key,
     submit_generation,
 )
