@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from scanline.model.noise import MAX_SEED
+from scanline.service import __version__
 from scanline.service.api.dependencies import (
     COMMON_DEPENDENCIES,
     AppStateDep,
@@ -74,7 +75,11 @@ async def png_response(
     """
     digest = fingerprint(loaded.engine.name, spec, spec.seed)
     provenance = loaded.provenance if app_state.settings.png_metadata else None
-    facts = f"{loaded.fingerprint} {RECIPE_FORMAT if provenance else None} {provenance}"
+    # A cluster's replicas, and so the variant, may change while the model is served.
+    facts = (
+        f"{__version__} {loaded.engine.variant} {loaded.checkpoint.digest} "
+        f"{RECIPE_FORMAT if provenance else None} {provenance}"
+    )
     etag = f'"{hashlib.sha256(facts.encode() + digest).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": cache_control}
     if etags & {etag, "*"}:

@@ -15,7 +15,6 @@ from scanline.model.decoders.factory import create_decoder
 from scanline.model.decoders.memory import InsufficientMemoryError, slot_memory_budget
 from scanline.model.network import LinearTransformer
 from scanline.model.pixel_bits import likelihood_network
-from scanline.service import __version__
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.progress import Observer
 from scanline.service.engine.protocol import EngineProtocol
@@ -49,14 +48,6 @@ class LoadedModel:
     def network(self) -> LinearTransformer:
         """Network for likelihoods, on the engine's device."""
         return likelihood_network(self.checkpoint.model, self.engine.likelihood_device)
-
-    @property
-    def fingerprint(self) -> str:
-        """Program, machine and weights, on which an image depends in addition to the request.
-
-        A cluster's replicas, and so the kind of machine, may change later.
-        """
-        return f"{__version__} {self.engine.variant} {self.checkpoint.digest}"
 
     @property
     def provenance(self) -> Provenance:
