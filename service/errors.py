@@ -134,7 +134,7 @@ def add_exception_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         problems = error.errors()
         not_object = any(one["type"] == "model_attributes_type" for one in problems)
-        if not_object and "json" not in media_type(request):
+        if not_object and "json" not in media_type(request.headers):
             message = "send a JSON object, with Content-Type: application/json"
             return wrong_media_type(message).response
         message, param, code = describe_validation_errors(problems)

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 
 from scanline.service.http.errors import ApiError
 
@@ -113,9 +114,9 @@ def describe_json_error(cause: BaseException | None) -> str:
     return f"the body is not valid JSON: {reason}"
 
 
-def media_type(request: Request) -> str:
+def media_type(headers: Headers) -> str:
     """Return the media type of a request's body, without parameters; "" if it has none."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def wrong_media_type(message: str) -> ApiError:
@@ -131,7 +132,7 @@ def unique_form_fields(*lists: str) -> Callable[[Request], Awaitable[None]]:
     """
 
     async def check(request: Request) -> None:
-        if media_type(request) not in FORM_MEDIA_TYPES:
+        if media_type(request.headers) not in FORM_MEDIA_TYPES:
             raise wrong_media_type("send multipart/form-data, with each image as a file")
         form = await request.form()
         _check_unique([name for name, _ in form.multi_items() if name not in lists])
@@ -144,7 +145,7 @@ async def unique_json_keys(request: Request) -> None:
 
     A body that does not parse is left to FastAPI, which refuses it.
     """
-    if "json" in media_type(request):
+    if "json" in media_type(request.headers):
         body = await request.body()
         if len(body) > LARGE_JSON_BYTES:  # it would block the event loop
             await run_in_threadpool(_check_json_keys, body)

@@ -41,7 +41,7 @@ class Edit:
 
 async def read_edit(request: Request) -> Edit:
     """Parse an edit from a form, or from JSON with data URLs; raises ``ApiError``."""
-    kind = media_type(request)
+    kind = media_type(request.headers)
     if kind == "multipart/form-data":
         fields, images, masks = await _read_form(request)
     elif kind == "application/json":

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 
 from scanline.model.config import ModelConfig
+from scanline.model.noise import RANDOM
 from scanline.service.http.errors import ApiError
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -60,8 +61,8 @@ def parse_prompt(prompt: str, models: Mapping[str, ModelConfig]) -> tuple[str, i
     config = models[default]
     with contextlib.suppress(ValueError):
         return default, config.class_index(candidates[0])
-    if candidates[0].lower() == "random" and config.classes:
-        return default, "random"
+    if candidates[0].lower() == RANDOM and config.classes:
+        return default, RANDOM
     known = {name: ", ".join(one.classes) for name, one in models.items() if one.classes}
     advice = "leave it empty"
     if known:

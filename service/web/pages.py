@@ -17,6 +17,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from scanline.service.http.paths import root_path
 from scanline.service.web.og_image import og_tags
 
 STATIC = Path(__file__).parent / "static"
@@ -96,7 +97,7 @@ def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:
-        root = request.scope.get("root_path", "")
+        root = root_path(request.scope)
         reply = get_swagger_ui_html(
             openapi_url=f"{root}{app.openapi_url}",
             title=f"{app.title} - Swagger UI",

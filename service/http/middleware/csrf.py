@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from scanline.service.http.bodies import media_type
 from scanline.service.http.errors import ApiError
 
 
@@ -30,9 +31,9 @@ class CSRFMiddleware:
         """Handle one request."""
         if scope["type"] == "http" and scope["method"] == "POST":
             headers = Headers(scope=scope)
-            media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+            is_json = media_type(headers) == "application/json"
             foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-            if foreign and media_type != "application/json" and not self._is_allowed(headers):
+            if foreign and not is_json and not self._is_allowed(headers):
                 message = (
                     "pages of other origins may not send this; SCANLINE_CORS_ORIGINS lists the "
                     "allowed ones"
