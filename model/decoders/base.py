@@ -8,7 +8,7 @@ alone or in a batch: the arithmetic of a row never depends on the other rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -292,41 +292,3 @@ class Decoder(ABC):
         if not in_range or (len(rows) > 1 and np.bincount(rows).max() > 1):
             raise ValueError("slots must be -1 or different numbers below max_slots")
         return rows
-
-
-# Fields for which every backend accepts all valid values.
-_SIZE_FIELDS = {
-    "height", "width", "channels", "first_value", "classes", "n_layers", "n_heads", "d_model",
-    "d_ff",
-}  # fmt: skip
-
-
-# Values of each option that both compiled backends (native and triton) support. A backend that
-# supports more values of an option lists all of them: ``COMPILED_OPTIONS | {option: values}``.
-COMPILED_OPTIONS = {
-    "input": ("previous", "neighbourhood"),
-    "encoding": ("table", "linear"),
-    "order": ("subpixel", "pixel"),
-    "head": ("logistic_mixture", "categorical"),
-    "attention": ("linear",),
-    "feature_map": ("elu",),
-    "short_conv": ("none", "2x3"),
-    "norm": ("pre", "post"),
-    "activation": ("gelu", "relu"),
-    "positions": ("learned", "sinusoidal"),
-    "start": ("learned", "given"),
-}
-
-
-def unsupported_option(config: ModelConfig, options: Mapping[str, tuple[str, ...]]) -> str | None:
-    """Return the first option of a config that is not among a backend's ``options``, or None.
-
-    An option that is not listed must have its default. So a new option is refused until a backend
-    implements it, never ignored.
-    """
-    for field in fields(config):
-        value = getattr(config, field.name)
-        values = options.get(field.name, (field.default,))
-        if field.name not in _SIZE_FIELDS and value not in values:
-            return f"{field.name} {value!r} (supported: {', '.join(map(str, values))})"
-    return None

@@ -13,14 +13,9 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import NativeBuildError
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.base import (
-    COMPILED_OPTIONS,
-    BackendError,
-    Decoder,
-    Slots,
-    unsupported_option,
-)
+from scanline.model.decoders.base import BackendError, Decoder, Slots
 from scanline.model.decoders.memory import InsufficientResourcesError, check_slot_memory
+from scanline.model.decoders.options import COMPILED_OPTIONS, unsupported_option
 from scanline.model.network import LinearTransformer
 
 # Version of the arithmetic of every precision except bf16. A change that may change a drawn byte or

@@ -31,16 +31,10 @@ from scanline.kernels.cuda.fused.fused_decode import (
 from scanline.kernels.cuda.launch import StepRunner
 from scanline.kernels.cuda.prefill import Prefill, allocate_prefill, supports_prefill
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.base import (
-    COMPILED_OPTIONS,
-    BackendError,
-    Decoder,
-    InputBatch,
-    Slots,
-    unsupported_option,
-)
+from scanline.model.decoders.base import BackendError, Decoder, InputBatch, Slots
 from scanline.model.decoders.device import Device, device_errors, triton_compile_errors
 from scanline.model.decoders.memory import InsufficientMemoryError, check_slot_memory
+from scanline.model.decoders.options import COMPILED_OPTIONS, unsupported_option
 from scanline.model.decoders.packing import DTYPES, DevicePrecision, decode_config_for, load_weights
 from scanline.model.decoders.result_queue import ResultQueue
 from scanline.model.network import LinearTransformer
