@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import math
-import re
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,18 +24,6 @@ from scanline.model.network import LinearTransformer
 
 FORMAT = "scanline/2"
 SHIPPED_WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
-
-
-SAVE_TENSORS = "save the weights alone, with torch.save(model.state_dict(), FILE)"
-
-# The class of an object in a pickle that torch refuses to load, from the message of its error.
-_CLASS = re.compile(r"GLOBAL (\S+)")
-_CLASS_TITLES = {
-    "numpy._core.multiarray.scalar": "a NumPy scalar",
-    "numpy.core.multiarray.scalar": "a NumPy scalar",
-    "numpy._core.multiarray._reconstruct": "a NumPy array",
-    "numpy.core.multiarray._reconstruct": "a NumPy array",
-}
 
 
 class CheckpointError(ValueError):
@@ -303,25 +288,3 @@ def load_by_name(folder: Path | None = None, name: str | None = None) -> Checkpo
 def _default_first(paths: dict[str, Path]) -> list[str]:
     """Sort model names by steps per image, then by name, without reading the weights."""
     return sorted(paths, key=lambda name: (read_config(paths[name]).steps, name))
-
-
-def load_torch_file(path: Path, device: torch.device | str = "cpu") -> Any:
-    """Load a PyTorch file without running code from it; raise ``CheckpointError`` on failure."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd pickles, which fail below if they matter
-            # A pipe cannot be read in torch's order.
-            file = path if path.is_file() else io.BytesIO(path.read_bytes())
-            return torch.load(file, map_location=device, weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no file {path}") from None
-    except Exception as error:  # a damaged pickle can raise anything
-        # First sentence only: torch goes on with advice to run the code in the file.
-        message = str(error) or type(error).__name__
-        reason = message.splitlines()[0].split(". ")[0]
-        if found := _CLASS.search(message):
-            title = _CLASS_TITLES.get(found[1], f"an object of {found[1]}")
-            reason = (
-                f"it holds {title}, which is not loaded because it may run code; {SAVE_TENSORS}"
-            )
-        raise CheckpointError(f"{path} is not a PyTorch file of plain tensors: {reason}") from None

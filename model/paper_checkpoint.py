@@ -8,14 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from scanline.model.checkpoint import (
-    SAVE_TENSORS,
-    Checkpoint,
-    CheckpointError,
-    build_network,
-    load_torch_file,
-)
+from scanline.model.checkpoint import Checkpoint, CheckpointError, build_network
 from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.torch_files import SAVE_TENSORS, load_torch_file
 
 HEAD_SIZE = 32  # the authors' default number of features per attention head
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import torch
 
 from scanline.model.atomic_files import write_atomically
-from scanline.model.checkpoint import load_torch_file
 from scanline.model.paper.report import Row, clock
 from scanline.model.progress import show_progress
+from scanline.model.torch_files import load_torch_file
 from scanline.model.training.stop_signal import StopSignal
 
 SAVE_EVERY = 120.0  # seconds of wall-clock time between two saved states

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from scanline.model.checkpoint import CheckpointError, load_facts, load_torch_file
+from scanline.model.checkpoint import CheckpointError, load_facts
 from scanline.model.config import ModelConfig
 from scanline.model.data.dataset import Dataset
+from scanline.model.torch_files import load_torch_file
 from scanline.model.training.config import SCHEDULE_SETTINGS, TrainingConfig
 
 # Settings that a resumed run may change, because they change no step before the decay.
