@@ -124,10 +124,9 @@ class Decoder(ABC):
             None if the bytes depend on the machine.
         slow: Whether drawing is many times slower than on a usual machine.
         memory: Host memory in bytes that the slots take once they are used.
-        supports_prefill: Whether leading known pixels may be prefilled, in one pass.
-        min_prefill: The smallest number of leading known pixels to prefill; shorter prefixes are
-            stepped over. It must not depend on the load, because a prefill may differ from steps
-            in the last bits.
+        min_prefill: The smallest number of leading known pixels to prefill, in one pass; shorter
+            prefixes are stepped over. Infinite if the decoder has no prefill. It must not depend
+            on the load, because a prefill may differ from steps in the last bits.
         max_in_flight: The number of launches to keep in flight, so that the device never idles.
         likelihood_device: Where likelihoods of whole images are computed fastest.
     """
@@ -137,8 +136,7 @@ class Decoder(ABC):
     arithmetic: int | None = None
     slow: bool = False
     memory: int = 0
-    supports_prefill: bool = True
-    min_prefill: int = 1
+    min_prefill: float = 1
     max_in_flight: int = 1
     likelihood_device: torch.device = torch.device("cpu")
 
@@ -220,7 +218,7 @@ class Decoder(ABC):
     def prefill_lengths(self, inputs: InputBatch) -> NDArray[np.int32]:
         """Return the number of pixels that ``begin`` prefills of each row: int32 ``[S]``."""
         lengths = inputs.prefix_lengths
-        lengths[(lengths < self.min_prefill) | (not self.supports_prefill)] = 0
+        lengths[lengths < self.min_prefill] = 0
         return lengths
 
     def fork(self, sources: Slots, targets: Slots, twins: Slots | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import numpy as np
 import torch
@@ -43,8 +44,8 @@ class ReferenceDecoder(Decoder):
         # Check before allocating the arrays.
         self.memory = check_slot_memory(model.config, max_slots, each)
         super().__init__(model.config, max_slots)
-        self.supports_prefill = model.config.has_state
         if not model.config.has_state:
+            self.min_prefill = math.inf
             log.warning(
                 "drawing is slow: attention %r has no state, so each pixel computes all earlier "
                 "pixels again",

@@ -10,6 +10,7 @@ pinned, so that copies do not block the host.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -116,10 +117,8 @@ class TritonDecoder(Decoder):
             )
         self.check(model.config, max_slots)
         self._decode_config = decode_config_for(model.config, self.precision)
-        self.min_prefill = min_prefill
-        self.supports_prefill = (
-            supports_prefill(self._decode_config) and min_prefill <= model.config.pixels
-        )
+        prefills = supports_prefill(self._decode_config) and min_prefill <= model.config.pixels
+        self.min_prefill = min_prefill if prefills else math.inf
         self._check_memory(max_slots)  # before the host's arrays are allocated
         self.memory = check_slot_memory(model.config, max_slots, 0)  # the state is on the device
         super().__init__(model.config, max_slots)
@@ -135,7 +134,7 @@ class TritonDecoder(Decoder):
             self._results = ResultQueue(
                 device, self.buffers, self.canvas, self.bits, self.positions
             )
-            self._prefill = self._compile_prefill(overlap) if self.supports_prefill else None
+            self._prefill = self._compile_prefill(overlap) if prefills else None
             kernel = self._load_fused(False if triton_options else fused, launch_configs)
             self._upload(np.arange(max_slots, dtype=np.int32))
             self._fused = kernel is not None
@@ -313,7 +312,7 @@ class TritonDecoder(Decoder):
     def _check_memory(self, slots: int) -> None:
         """Raise ``InsufficientMemoryError`` unless all slots fit; log the memory per slot."""
         weight_bytes = _bytes(allocate_weights(self._decode_config, "meta"))
-        if self.supports_prefill:
+        if self.min_prefill < math.inf:
             weight_bytes += _bytes(allocate_prefill(self._decode_config, slots, "meta"))
         # Scratch is allocated in whole tiles of rows, so take the average over many slots.
         slot_bytes = _bytes(allocate_buffers(self._decode_config, 1024, "meta")) // 1024

@@ -42,7 +42,7 @@ class AdmissionLimits:
     spare: int = 0
     at_once: int = 64
     prefill_pixels: float = math.inf
-    min_prefill: int = 1
+    min_prefill: float = 1
     largest_demand: int = 0
     prefill_small: bool = True
     prefill_large: bool = True

@@ -62,7 +62,7 @@ class StepPipeline:
     def __init__(
         self, decoder: Decoder, queue: Queue, observer: Observer | None, clock: Clock
     ) -> None:
-        self.time_share = TimeShare(decoder.supports_prefill)
+        self.time_share = TimeShare()
         self._decoder, self._queue = decoder, queue
         self._observer, self._clock = observer, clock
         self._in_flight: deque[_Step | _Prefill] = deque()  # the oldest first

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from scanline.service.engine.generation import Generation
 
 STEP_SECONDS = 0.015  # target length of a step, which delays a new image by as much
@@ -54,19 +52,15 @@ class TimeShare:
 
     Small requests together get half the time, or more if they come from more callers than the large
     ones. They start with a lead of one step.
-
-    Args:
-        supports_prefill: Whether the decoder prefills known pixels. If not, an image with known
-            pixels is admitted like any other.
     """
 
-    def __init__(self, supports_prefill: bool = True) -> None:
+    def __init__(self) -> None:
         # All three dicts' keys: True for small requests, False for large ones.
         self.budgets = {True: StepBudget(), False: StepBudget()}
         self._used = {True: 0.0, False: 0.0}  # weighted seconds
         self._weight = {True: 1.0, False: 1.0}
         # Known pixels per second. At first 0, so that the first image is prefilled alone.
-        self._prefill_rate = 0.0 if supports_prefill else math.inf
+        self._prefill_rate = 0.0
         self._both = False  # whether both groups run
 
     def small_runs_next(self, small_callers: int, large_callers: int) -> bool:
@@ -94,8 +88,6 @@ class TimeShare:
         Otherwise repeated prefills would use up the group's share of time and starve its running
         images.
         """
-        if self._prefill_rate == math.inf:
-            return True
         return not self._both or small is (self._used[True] <= self._used[False])
 
     def charge(self, small: bool, seconds: float) -> None:

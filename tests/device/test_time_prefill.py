@@ -24,7 +24,7 @@ def test_known_pixels_are_prefilled_or_stepped_over() -> None:
     assert seconds_for_known(decoder, 2, 7, prefill=False) > 0
     assert set(stepped) == {7}
     assert decoder.positions.tolist() == [7, 7, 0]
-    assert decoder.supports_prefill
+    assert decoder.min_prefill == 1
 
 
 def test_a_line_per_number_of_images_and_known_pixels() -> None:

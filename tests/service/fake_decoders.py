@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -80,13 +81,13 @@ class FakeDecoder(Decoder):
 class LateDecoder(FakeDecoder):
     """Fake decoder on a fake device: a launch's pixels are visible once it is synchronized."""
 
-    supports_prefill = False
+    min_prefill = math.inf
     max_in_flight = 2
 
     def __init__(self, config: ModelConfig, max_slots: int) -> None:
         super().__init__(config, max_slots)
         self.device = FakeDecoder(config, max_slots)
-        self.device.supports_prefill = False
+        self.device.min_prefill = self.min_prefill
         self.launched: list[tuple[list[int], list[SlotContents]]] = []  # the slots in flight
 
     @property
@@ -132,12 +133,7 @@ class LateDecoder(FakeDecoder):
 class LatePrefillDecoder(LateDecoder):
     """Late decoder that prefills from three known pixels on; a prefill is in flight like a step."""
 
-    supports_prefill = True
     min_prefill = 3
-
-    def __init__(self, config: ModelConfig, max_slots: int) -> None:
-        super().__init__(config, max_slots)
-        self.device.supports_prefill, self.device.min_prefill = True, self.min_prefill
 
 
 class SlotContents(NamedTuple):

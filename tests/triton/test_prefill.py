@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from scanline.kernels.cuda import prefill
 from scanline.kernels.cuda.fused.fused_decode import LaunchConfig
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.base import InputBatch
-from scanline.model.decoders.triton import MIN_PREFILL, TritonDecoder
+from scanline.model.decoders.triton import TritonDecoder
 from tests.conftest import assert_close, tiny_config
 from tests.emulator.emulator import draw
 from tests.model.decoders.fixtures import attention_sums, blank, network_for
@@ -68,8 +69,8 @@ def test_prefill_equals_steps(config: ModelConfig) -> None:
     inputs, slots = known_prefixes(config, [T, T - 1 or T]), [2, 0]
     stepped = begun(config, inputs, T + 1, slots, 3)
     filled = begun(config, inputs, 1, slots, 3)
-    assert filled.supports_prefill == (config.head_size <= 64)
-    assert not stepped.supports_prefill
+    assert filled.min_prefill == (1 if config.head_size <= 64 else math.inf)
+    assert stepped.min_prefill == math.inf
     dtype = torch.bfloat16 if filled.precision == "bf16" else torch.float32
     assert np.array_equal(filled.positions[slots], inputs.prefix_lengths)
     for ours, theirs in zip(results(filled, slots), results(stepped, slots), strict=True):
@@ -120,8 +121,7 @@ def test_shorter_prefixes_are_stepped_over(config: ModelConfig) -> None:
     assert decoder.scheduled_positions.tolist() == [0, 4]
     decoder.synchronize()
     assert decoder.positions.tolist() == [0, 4]
-    assert TritonDecoder(network_for(config), 1).min_prefill == MIN_PREFILL
-    assert not TritonDecoder(network_for(config), 1).supports_prefill  # all images are smaller
+    assert TritonDecoder(network_for(config), 1).min_prefill == math.inf  # images are too small
 
 
 @interpreter_and_gpu

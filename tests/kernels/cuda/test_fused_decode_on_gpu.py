@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import fields, replace
 from functools import partial
 
@@ -121,8 +122,8 @@ def test_continues_from_a_prefill(name: str) -> None:
     filled, stepped = (
         TritonDecoder(network, 12, fused=True, min_prefill=pixels) for pixels in (64, 10**6)
     )
-    assert filled.supports_prefill
-    assert not stepped.supports_prefill
+    assert filled.min_prefill == 64
+    assert stepped.min_prefill == math.inf
     check_close(filled, stepped, random_inputs(network, 8), unknown=70)
 
 

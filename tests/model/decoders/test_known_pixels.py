@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -78,7 +80,7 @@ def test_known_pixels_are_equivalent_to_drawn_ones(
     for some in [slots] if together else np.split(slots, 4):
         filled.begin(some, inputs.select(some))
     dtype = PRECISION[backend]
-    if not filled.supports_prefill:
+    if filled.min_prefill == math.inf:
         assert not filled.positions.any()
         for slot, length in enumerate(lengths):
             filled.step(slots[slot : slot + 1], int(length))

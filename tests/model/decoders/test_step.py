@@ -29,9 +29,9 @@ def test_slot_minus_one_is_skipped(config: ModelConfig, backend: str) -> None:
     inputs.known[:] = np.arange(config.pixels) < np.array([[5], [4], [9]])
     decoder = create_decoder(network_for(config), 3, backend)
     decoder.begin([-1, 2, -1], inputs)
-    assert decoder.positions.tolist() == [0, 0, 4 if decoder.supports_prefill else 0]
+    assert decoder.positions.tolist() == [0, 0, 4 if decoder.min_prefill <= 4 else 0]
     decoder.step([0, 1, 2], 4)
-    assert decoder.positions.tolist() == [4, 4, 8 if decoder.supports_prefill else 4]
+    assert decoder.positions.tolist() == [4, 4, 8 if decoder.min_prefill <= 4 else 4]
     assert np.array_equal(decoder.canvas[2, :4], inputs.canvas[1, :4])
     assert (decoder.canvas[:2, 4:] == 0).all()
 

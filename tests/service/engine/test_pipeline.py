@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -390,8 +391,8 @@ def test_the_rate_of_prefills_is_measured_on_the_device() -> None:
 
 def test_only_prefilled_pixels_count_at_admission() -> None:
     spec = completion(GREY, 0, np.arange(GREY.pixels) < 5)
-    limits = AdmissionLimits(free=9, min_prefill=6)
-    assert limits.pixels_to_prefill(spec) == 0
-    assert replace(limits, min_prefill=5).pixels_to_prefill(spec) == 5
+    for least in (6, math.inf):
+        assert AdmissionLimits(free=9, min_prefill=least).pixels_to_prefill(spec) == 0
+    assert AdmissionLimits(free=9, min_prefill=5).pixels_to_prefill(spec) == 5
     guided = replace(spec, sampling=SamplingParams(label=1, guidance=2.0))
     assert AdmissionLimits(free=9).pixels_to_prefill(guided) == 10

@@ -176,15 +176,6 @@ def test_without_prefill_known_pixels_do_not_delay_admission(
     assert loaded[0] == first
 
 
-def test_without_prefill_both_groups_may_start_images_at_any_time() -> None:
-    time_share = TimeShare(supports_prefill=False)
-    for took in (0.0, 1.0):
-        time_share.small_runs_next(1, 1)
-        time_share.charge(small=True, seconds=took)
-        assert time_share.may_prefill(True)
-        assert time_share.may_prefill(False)
-
-
 def test_an_absent_small_group_earns_no_credit() -> None:
     time_share = TimeShare()
     for _ in range(1000):

@@ -71,7 +71,7 @@ def test_the_first_drawn_pixel_is_reported_once(
         with engine.queue.reading(generation):
             assert_right(generation)
     # If steps pass over known pixels: one pixel first, and then a row.
-    assert seen == [[9 if decoder.supports_prefill else 1 + 2 * GREY.width]]
+    assert seen == [[9 if decoder.min_prefill <= 8 else 1 + 2 * GREY.width]]
 
 
 @pytest.mark.parametrize(
