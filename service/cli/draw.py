@@ -41,7 +41,7 @@ def sample(
     """Draw images and write them as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
     from scanline.model.sampling import SamplingOptions, resolve
-    from scanline.service.cli.drawing import draw_grid
+    from scanline.service.cli.temporary_engine import draw_grid
     from scanline.service.engine.generation import GenerationSpec
 
     checkpoint = load_by_name(weights, model)
@@ -90,8 +90,8 @@ def complete(
     """Complete a picture several times and write the results as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
     from scanline.model.sampling import SamplingOptions, resolve
-    from scanline.service.cli.drawing import draw_grid
     from scanline.service.cli.pictures import open_picture, read_file
+    from scanline.service.cli.temporary_engine import draw_grid
     from scanline.service.engine.generation import GenerationSpec
     from scanline.service.images import MissingMaskError, read_masked_image
 

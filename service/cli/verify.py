@@ -78,8 +78,8 @@ def _verify(
 ) -> Verification:
     """Draw a picture's recipe and compare."""
     from scanline.model.sampling import SamplingError, resolve
-    from scanline.service.cli.drawing import draw_generation
     from scanline.service.cli.pictures import open_picture, read_file
+    from scanline.service.cli.temporary_engine import draw_generation
     from scanline.service.engine.generation import GenerationSpec
     from scanline.service.recipes import verification as verifying
 

@@ -20,7 +20,7 @@ from scanline.model.checkpoint import Checkpoint, CheckpointError, SamplingDefau
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.pixel_bits import pixel_bits
 from scanline.model.sampling import SamplingParams
-from scanline.service.cli.drawing import draw_grid
+from scanline.service.cli.temporary_engine import draw_grid
 from scanline.service.engine.generation import GenerationSpec
 from tests.conftest import (
     assert_close,
@@ -310,7 +310,7 @@ def test_unwritable_output_is_rejected_before_drawing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, message: str
 ) -> None:
     (tmp_path / "text").touch()
-    monkeypatch.setattr("scanline.service.cli.drawing.create_decoder", None)
+    monkeypatch.setattr("scanline.service.cli.temporary_engine.create_decoder", None)
     with pytest.raises(ValueError, match=message):
         draw_one(tmp_path / out)
 

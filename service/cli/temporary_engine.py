@@ -1,4 +1,4 @@
-"""Drawing of image files by the commands, with a temporary engine."""
+"""Temporary engine with which the commands draw image files."""
 
 from __future__ import annotations
 
