@@ -11,8 +11,9 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Mount
 
 from scanline.model.images import ImageError
-from scanline.service.engine.generation import FinishReason, Generation
+from scanline.service.engine.generation import Generation
 from scanline.service.engine.idempotency import IdempotencyConflictError
+from scanline.service.engine.image import FinishReason
 from scanline.service.engine.queue_limits import ClosedError, RefusedError
 from scanline.service.http.bodies import describe_json_error, media_type, wrong_media_type
 from scanline.service.http.disconnect import ClientDisconnectedError

@@ -21,7 +21,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from scanline.service import __version__
-from scanline.service.engine.generation import FinishReason
+from scanline.service.engine.image import FinishReason
 from scanline.service.engine.protocol import EngineProtocol
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

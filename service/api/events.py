@@ -14,13 +14,8 @@ from scanline.service.api.event_schemas import Completed, Started, Waiting
 from scanline.service.api.replies import Usage, image_reply
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.api.waiting import wait_for_change, wait_until_finished
-from scanline.service.engine.generation import (
-    FinishReason,
-    Generation,
-    GenerationStatus,
-    Image,
-    Status,
-)
+from scanline.service.engine.generation import Generation, GenerationStatus
+from scanline.service.engine.image import FinishReason, Image, Status
 from scanline.service.errors import generation_error
 from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.sse import (

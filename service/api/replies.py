@@ -9,13 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from scanline.model.config import NO_LABEL
 from scanline.service.api.requests import Output
-from scanline.service.engine.generation import (
-    FinishReason,
-    Generation,
-    GenerationStatus,
-    Image,
-    Status,
-)
+from scanline.service.engine.generation import Generation, GenerationStatus
+from scanline.service.engine.image import FinishReason, Image, Status
 from scanline.service.recipes.png_encoding import encode_image
 
 

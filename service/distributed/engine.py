@@ -29,14 +29,8 @@ from scanline.service.distributed.messages import (
     WorkItem,
 )
 from scanline.service.engine.fair_queue import AdmissionLimits
-from scanline.service.engine.generation import (
-    CanvasView,
-    Clock,
-    FinishReason,
-    Generation,
-    Image,
-    Status,
-)
+from scanline.service.engine.generation import Clock, Generation
+from scanline.service.engine.image import CanvasView, FinishReason, Image, Status
 from scanline.service.engine.progress import Observer, ProgressTracker
 from scanline.service.engine.protocol import (
     DRAWING_FAILED,

@@ -10,14 +10,8 @@ from numpy.typing import NDArray
 from prometheus_client import Metric
 
 from scanline.model.noise import image_seed
-from scanline.service.engine.generation import (
-    FinishReason,
-    Generation,
-    GenerationSpec,
-    Image,
-    ParticleStats,
-    Status,
-)
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import FinishReason, Image, ParticleStats, Status
 
 
 class ImageProgress(NamedTuple):

@@ -24,7 +24,7 @@ from scanline.service.distributed.messages import (
     image_update,
     reproducibility,
 )
-from scanline.service.engine.generation import Image
+from scanline.service.engine.image import Image
 from scanline.service.logs import set_up_logs
 from scanline.service.metrics import Metrics
 from scanline.service.runtime_tuning import tune_interpreter

@@ -14,15 +14,8 @@ import numpy as np
 
 from scanline.model.decoders.base import SYNCHRONOUS_SLOTS, Decoder, InputBatch
 from scanline.service.engine.fair_queue import AdmissionLimits
-from scanline.service.engine.generation import (
-    CanvasView,
-    Clock,
-    FinishReason,
-    Generation,
-    Image,
-    ParticleStats,
-    Status,
-)
+from scanline.service.engine.generation import Clock, Generation
+from scanline.service.engine.image import CanvasView, FinishReason, Image, ParticleStats, Status
 from scanline.service.engine.pipeline import StepPipeline
 from scanline.service.engine.progress import Observer, ProgressTracker
 from scanline.service.engine.protocol import (

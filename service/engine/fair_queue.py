@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from scanline.service.engine.generation import Generation, GenerationSpec, Image
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import Image
 from scanline.service.engine.time_share import is_small
 
 SPARE_SCAN_LIMIT = 256  # waiting generations that are considered for spare slots

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from scanline.service.engine.generation import Clock, FinishReason, Generation, Image
+from scanline.service.engine.generation import Clock, Generation
+from scanline.service.engine.image import FinishReason, Image
 from scanline.service.engine.queue import Queue
 
 

@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 
 from scanline.model.config import ModelConfig
-from scanline.service.engine.generation import FinishReason, Generation
+from scanline.service.engine.generation import Generation
+from scanline.service.engine.image import FinishReason
 from scanline.service.engine.queue import Queue
 
 log = logging.getLogger("scanline.engine")

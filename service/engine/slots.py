@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.particles import ParticleFilter
 from scanline.service.engine.fair_queue import Admission
-from scanline.service.engine.generation import Generation, Image
+from scanline.service.engine.generation import Generation
+from scanline.service.engine.image import Image
 from scanline.service.engine.time_share import is_small
 
 

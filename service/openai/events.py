@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from scanline.service.api.replies import example
 from scanline.service.api.waiting import wait_for_change
-from scanline.service.engine.generation import FinishReason, Generation, Image
+from scanline.service.engine.generation import Generation
+from scanline.service.engine.image import FinishReason, Image
 from scanline.service.errors import incomplete_error
 from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.errors import ErrorReply

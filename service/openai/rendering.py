@@ -15,7 +15,7 @@ from PIL import Image
 from scanline.model.config import ModelConfig
 from scanline.model.images import BACKGROUND
 from scanline.service.engine.generation import Generation
-from scanline.service.engine.generation import Image as Drawn
+from scanline.service.engine.image import Image as Drawn
 from scanline.service.http.errors import ApiError
 from scanline.service.images import MAX_SIDE
 from scanline.service.openai.requests import FileFormat, ImageOptions

@@ -8,7 +8,8 @@ from scanline.model.config import NO_LABEL
 from scanline.model.noise import RANDOM
 from scanline.model.sampling import SamplingOptions
 from scanline.service import __version__
-from scanline.service.engine.generation import FinishReason, Generation, Image
+from scanline.service.engine.generation import Generation
+from scanline.service.engine.image import FinishReason, Image
 from scanline.service.images import to_grid, to_png
 from scanline.service.recipes.recipe import Recipe, embed_recipe
 

@@ -11,7 +11,8 @@ import pytest
 
 from scanline.model.noise import MAX_SEED
 from scanline.service.engine.engine import Engine
-from scanline.service.engine.generation import FinishReason, GenerationSpec
+from scanline.service.engine.generation import GenerationSpec
+from scanline.service.engine.image import FinishReason
 from scanline.service.state.app_state import AppState
 from tests.service.fake_decoders import FakeDecoder, fake_image
 from tests.service.fixtures import (

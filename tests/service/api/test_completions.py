@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import CanvasView, FinishReason
 from tests.service.api.fixtures import CONFIGS, LiveServer, png, values
 from tests.service.fixtures import (
     GREY,

@@ -13,7 +13,8 @@ from pydantic import BaseModel, TypeAdapter
 from scanline.service.api.event_schemas import Completed, Pixels, Started
 from scanline.service.api.replies import PngImage, ValuesImage
 from scanline.service.api.requests import Granularity
-from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import CanvasView, FinishReason
 from scanline.service.http.sse import sse_event
 from scanline.service.openai.events import CompletedImage, PartialImage
 from tests.service.fixtures import GREY, streamed

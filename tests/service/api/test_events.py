@@ -14,7 +14,8 @@ from scanline.model.sampling import SamplingParams
 from scanline.service.api.cursors import Cursor
 from scanline.service.api.events import _EventSource
 from scanline.service.api.requests import Granularity
-from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import CanvasView, FinishReason
 from tests.service.fixtures import COLOUR, GREY, open_stream, streamed
 from tests.sse_client import Event, parse_sse, rebuild
 

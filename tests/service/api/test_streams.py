@@ -14,7 +14,8 @@ from scanline.model.config import ModelConfig
 from scanline.service.api import cursors as cursors_module
 from scanline.service.api.cursors import END_ID, Cursor, format_cursors, parse_cursors
 from scanline.service.api.requests import Granularity
-from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import CanvasView, FinishReason
 from scanline.service.http.errors import ApiError
 from tests.service.api.fixtures import CONFIGS, LiveServer, StepwiseDecoder, png, stepwise_server
 from tests.service.fake_decoders import fake_image

@@ -21,7 +21,8 @@ from scanline.service.distributed.engine import DistributedEngine
 from scanline.service.distributed.messages import ItemUpdates, ReplicaReport, WorkItem
 from scanline.service.distributed.replica import Replica
 from scanline.service.engine.engine import Engine
-from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import FinishReason
 from scanline.service.engine.progress import Observer
 from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.state.registry import open_engine

@@ -18,14 +18,8 @@ from scanline.service.distributed.messages import (
     WorkItem,
     image_update,
 )
-from scanline.service.engine.generation import (
-    CanvasView,
-    FinishReason,
-    Generation,
-    GenerationSpec,
-    GenerationStatus,
-    Image,
-)
+from scanline.service.engine.generation import Generation, GenerationSpec, GenerationStatus
+from scanline.service.engine.image import CanvasView, FinishReason, Image
 from scanline.service.engine.provenance import Provenance
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import ClosedError, QueueLimits

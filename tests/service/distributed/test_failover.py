@@ -18,7 +18,8 @@ from scanline.service.distributed.messages import (
     ReplicaReport,
     WorkItem,
 )
-from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import CanvasView, FinishReason
 from scanline.service.engine.queue_limits import ClosedError, QueueLimits
 from tests.service.distributed.fixtures import (
     SLOTS,

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import Decoder
 from scanline.service.engine.engine import Engine
-from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import FinishReason
 from scanline.service.engine.queue_limits import QueueLimits
 from tests.service.fake_decoders import FakeDecoder, LateDecoder, LatePrefillDecoder, fake_image
 from tests.service.fixtures import until

@@ -8,7 +8,8 @@ from scanline.model.sampling import SamplingParams
 from scanline.service.engine import engine as engine_module
 from scanline.service.engine import protocol
 from scanline.service.engine.engine import MAX_FAILURES, Engine
-from scanline.service.engine.generation import FinishReason, GenerationSpec
+from scanline.service.engine.generation import GenerationSpec
+from scanline.service.engine.image import FinishReason
 from scanline.service.engine.progress import ProgressTracker
 from scanline.service.engine.queue_limits import ClosedError, QueueLimits
 from tests.service.engine.fixtures import (

@@ -5,13 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scanline.service.engine.generation import (
-    FinishReason,
-    Generation,
-    GenerationSpec,
-    GenerationStatus,
-    Status,
-)
+from scanline.service.engine.generation import Generation, GenerationSpec, GenerationStatus
+from scanline.service.engine.image import FinishReason, Status
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import QueueLimits
 from tests.fake_clock import Clock

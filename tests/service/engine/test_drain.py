@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from scanline.service.engine.engine import Engine
-from scanline.service.engine.generation import FinishReason, GenerationSpec, GenerationStatus
+from scanline.service.engine.generation import GenerationSpec, GenerationStatus
+from scanline.service.engine.image import FinishReason
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import ClosedError, QueueLimits
 from tests.fake_clock import Clock

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.sampling import SamplingParams
-from scanline.service.engine.generation import FinishReason, GenerationSpec, GenerationStatus
+from scanline.service.engine.generation import GenerationSpec, GenerationStatus
+from scanline.service.engine.image import FinishReason
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import (
     EVERY_FAKE,

@@ -15,13 +15,8 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import InputBatch, Slots
 from scanline.model.particles import ParticleFilter
 from scanline.model.sampling import SamplingParams
-from scanline.service.engine.generation import (
-    FinishReason,
-    Generation,
-    GenerationSpec,
-    Image,
-    Status,
-)
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import FinishReason, Image, Status
 from scanline.service.engine.queue_limits import RefusedError
 from tests.service.engine.fixtures import (
     EVERY_FAKE,

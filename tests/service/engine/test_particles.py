@@ -17,13 +17,8 @@ from scanline.model.decoders.factory import create_decoder
 from scanline.model.network import LinearTransformer
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.engine import Engine
-from scanline.service.engine.generation import (
-    FinishReason,
-    Generation,
-    GenerationSpec,
-    GenerationStatus,
-    ParticleStats,
-)
+from scanline.service.engine.generation import Generation, GenerationSpec, GenerationStatus
+from scanline.service.engine.image import FinishReason, ParticleStats
 from scanline.service.engine.queue_limits import QueueLimits
 from tests.conftest import tiny_config
 from tests.model.few_values import SMALL, VALUES, small_network

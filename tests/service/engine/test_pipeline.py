@@ -17,12 +17,8 @@ from scanline.model.decoders.base import SYNCHRONOUS_SLOTS, InputBatch
 from scanline.model.particles import ParticleFilter
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.fair_queue import AdmissionLimits
-from scanline.service.engine.generation import (
-    FinishReason,
-    GenerationSpec,
-    GenerationStatus,
-    Status,
-)
+from scanline.service.engine.generation import GenerationSpec, GenerationStatus
+from scanline.service.engine.image import FinishReason, Status
 from scanline.service.engine.pipeline import StepPipeline
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import QueueLimits

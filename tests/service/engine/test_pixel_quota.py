@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from scanline.model.sampling import SamplingParams
-from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import FinishReason
 from scanline.service.engine.pixel_quota import PixelQuota
 from scanline.service.engine.queue_limits import RefusedError
 from tests.fake_clock import Clock

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.fair_queue import AdmissionLimits
-from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import FinishReason
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import QueueLimits
 from tests.fake_clock import Clock

@@ -12,7 +12,8 @@ from scanline.model.decoders.factory import create_decoder
 from scanline.model.sampling import SamplingParams
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.fair_queue import Admission
-from scanline.service.engine.generation import Generation, GenerationSpec, GenerationStatus, Status
+from scanline.service.engine.generation import Generation, GenerationSpec, GenerationStatus
+from scanline.service.engine.image import Status
 from scanline.service.engine.queue import Queue
 from scanline.service.engine.queue_limits import QueueLimits
 from scanline.service.engine.slots import SlotAllocator

@@ -7,7 +7,8 @@ import pytest
 
 from scanline.model.sampling import SamplingParams
 from scanline.service.api.replies import Usage
-from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import CanvasView, FinishReason
 from scanline.service.engine.queue import RATE_TIME_CONSTANT
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import (

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from scanline.service.api.events import stream_events
-from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import CanvasView, FinishReason
 from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.sse import (
     KEEP_ALIVE_SECONDS,

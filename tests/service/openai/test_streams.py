@@ -14,7 +14,8 @@ import openai
 import pytest
 
 from scanline.model.sampling import SamplingParams
-from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.image import CanvasView, FinishReason
 from scanline.service.http.disconnect import WaitingClient
 from scanline.service.http.sse import KEEP_ALIVE_COMMENT, stream_response
 from scanline.service.http.thread_pool import FairThreadPool

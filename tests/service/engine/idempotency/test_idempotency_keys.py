@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pytest
 
 from scanline.model.sampling import SamplingParams
-from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
+from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.idempotency import IdempotencyStore, RequestKey, fingerprint
+from scanline.service.engine.image import FinishReason
 from scanline.service.engine.queue import Queue, QueuedGeneration
 from scanline.service.engine.queue_limits import QueueLimits
 from tests.fake_clock import Clock
