@@ -58,6 +58,12 @@ def painted(page: Page, config: ModelConfig) -> list[list[int]]:
     return colours
 
 
+def choose_white(page: Page) -> None:
+    """Choose 255 for the pixel whose bars are shown."""
+    rect = box(page, BARS)
+    page.mouse.click(rect["right"] - 9, rect["y"] + rect["height"] / 2)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_dice_choose_the_pixels_of_the_seed(visit: Open, name: str) -> None:
     config = MODELS[name]
@@ -125,8 +131,7 @@ def test_sliders_reshape_the_bars_and_redraw_the_rest(visit: Open) -> None:
 def test_visitor_chooses_a_value(visit: Open) -> None:
     page = open_stage(visit)
     start = position(page)
-    rect = box(page, BARS)
-    page.mouse.click(rect["right"] - 9, rect["y"] + rect["height"] / 2)
+    choose_white(page)
     expect(page.locator("#watch [data-status-panel]")).to_contain_text("You chose 255, white")
     expect(page.locator("[data-dice-count]")).to_contain_text(f"{start + 1} of")
     assert painted(page, GREY)[-1] == [255]
@@ -199,8 +204,7 @@ def test_a_failed_choice_is_undone_and_said(visit: Open) -> None:
     start, before = position(page), painted(page, GREY)
     error = {"message": "the picture could not be drawn", "code": "generation_failed"}
     page.route("**/v1/completions", lambda route: route.fulfill(status=500, json={"error": error}))
-    rect = box(page, BARS)
-    page.mouse.click(rect["right"] - 9, rect["y"] + rect["height"] / 2)
+    choose_white(page)
     expect(page.locator("#watch [role=alert]")).to_have_text("The picture could not be drawn.")
     assert (position(page), painted(page, GREY)) == (start, before)
     page.click("[data-dice-roll]")
@@ -209,8 +213,12 @@ def test_a_failed_choice_is_undone_and_said(visit: Open) -> None:
 
 def test_a_slider_moved_after_the_last_pixel_draws_the_whole_picture_again(visit: Open) -> None:
     page = open_stage(visit)
+    status = page.locator("#watch [data-status-panel]")
+    choose_white(page)
+    expect(status).to_contain_text("You chose 255, white")
+    expect(page.locator("#watch [data-share-open]")).to_be_hidden()
     page.click("[data-dice-finish]")
-    expect(page.locator("#watch [data-status-panel]")).to_contain_text("pixels are drawn.")
+    expect(status).to_contain_text("pixels are drawn.")
     with page.expect_request("**/v1/samples") as request:
         set_slider(page, "[data-dice-sampling] [name=temperature]", 0.4)
     sent = json.loads(request.value.post_data or "")
@@ -258,8 +266,7 @@ def test_changes_are_undone_one_by_one(visit: Open) -> None:
     slider = page.locator("[data-dice-sampling] [name=temperature]")
     expect(undo).to_be_hidden()
     start, whole = position(page), page.url
-    rect = box(page, BARS)
-    page.mouse.click(rect["right"] - 9, rect["y"] + rect["height"] / 2)
+    choose_white(page)
     expect(page.locator("#watch [data-status-panel]")).to_contain_text("You chose 255, white")
     set_slider(page, "[data-dice-sampling] [name=temperature]", 0.4)
     expect(undo).to_be_enabled()
@@ -278,6 +285,24 @@ def test_changes_are_undone_one_by_one(visit: Open) -> None:
     sample = {"model": "grey", "seed": 5, "output": "values"}
     reply = httpx.post(page.url.split("#")[0] + "v1/samples", json=sample, timeout=60).json()
     assert [value for (value,) in painted(page, GREY)] == reply["images"][0]["values"]
+
+
+def test_changes_made_while_the_first_is_drawn_are_undone_together(visit: Open) -> None:
+    page = open_stage(visit)
+    undo, share = page.locator("[data-dice-undo]"), page.locator("#watch [data-share-open]")
+    slider = "[data-dice-sampling] [name=temperature]"
+    whole = page.url
+    page.route("**/v1/completions", lambda route: None, times=1)  # never answers
+    with page.expect_request("**/v1/completions"):
+        choose_white(page)
+    expect(share).to_be_hidden()  # the link no longer draws what is shown
+    with page.expect_response("**/v1/completions"):
+        set_slider(page, slider, 0.4)
+    undo.click()
+    expect(page.locator(slider)).to_have_value("1")
+    expect(share).to_be_visible()
+    expect(undo).to_be_hidden()
+    assert page.url == whole
 
 
 def test_scale_of_the_bars(visit: Open) -> None:

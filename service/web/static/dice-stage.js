@@ -25,7 +25,7 @@ export class DiceStage {
    * @param {HTMLElement} element receives the stage
    * @param {object} host
    *   `onStatus(text)`, `onError(error)`; `onPicture(source)` is called with the request fields of
-   *   each new picture, or null if the visitor has changed it midway; `onDrawn()` is optional, and
+   *   each new picture, or null once the visitor changes it; `onDrawn()` is optional, and
    *   called when the server has drawn one
    */
   constructor(element, host) {
@@ -50,7 +50,7 @@ export class DiceStage {
       back: () => this.back(),
       roll: () => this.rollOnce(),
       finish: () => this.finish(),
-      undo: () => this.undo(),
+      undo: () => this.restore(this.undoStack.pop()),
       restart: () => this.begin(),
     };
     for (const [name, act] of Object.entries(acts)) {
@@ -160,44 +160,45 @@ export class DiceStage {
       return this.drawWhole();
     }
     return this.guard(async () => {
-      const { playing } = this;
-      this.saveUndo(before);
+      const { playing, odds, modified } = this;
+      const state = { at: before, odds, modified };
+      this.host.onPicture(null); // the link draws the picture before the change
       controls.applySampling();
-      this.modified ||= from > 0;
       try {
         await this.draw(from);
       } catch (error) {
-        if (error.name !== "AbortError") await this.undo();
+        if (error.name !== "AbortError") await this.restore(state); // else another change follows
         throw error;
       }
-      this.host.onPicture(this.modified ? null : controls.source);
+      this.saveUndo(state);
+      this.modified = from > 0;
+      if (!this.modified) this.host.onPicture(controls.source);
       this.host.onStatus(text);
       if (playing) await this.play();
       else await this.showAt(from);
     });
   }
 
-  /** Keep the picture as it is now; `at` is the position to return to. */
-  saveUndo(at) {
-    const { odds, modified, controls: { source }, undoStack } = this;
-    undoStack.push({ at, odds, modified, source });
-    if (undoStack.length > UNDO_STEPS) undoStack.shift();
+  /** Let Undo return to a picture. */
+  saveUndo(state) {
+    this.undoStack.push(state);
+    if (this.undoStack.length > UNDO_STEPS) this.undoStack.shift();
+    this.showButtons();
   }
 
-  /** Return to the picture before the visitor's last change. */
-  async undo() {
-    const { controls, host, player, undoStack } = this;
-    const state = undoStack.pop();
+  /** Return to the picture before a change. */
+  async restore({ at, odds, modified }) {
+    const { controls, host, player } = this;
     this.halt();
     this.abort.abort();
     this.abort = new AbortController();
-    Object.assign(this, { odds: state.odds, modified: state.modified });
-    this.odds.signal = this.abort.signal;
-    controls.restore(state.source);
-    player.load(this.odds.picture);
+    Object.assign(this, { odds, modified });
+    odds.signal = this.abort.signal;
+    controls.restore(odds.source);
+    player.load(odds.picture);
     host.onStatus("");
-    host.onPicture(this.modified ? null : controls.source);
-    await this.showAt(state.at);
+    host.onPicture(modified ? null : odds.source);
+    await this.showAt(at);
   }
 
   /** Play to the end. The pixels that are nearly certain pass quickly. */

@@ -25,7 +25,7 @@ export async function drawWithOdds(model, source, before, from, signal, onStatus
   const [{ pixel_bits: bits }] =
     await scoreImages(model, await toPng(picture), source.label, signal, onStatus);
   signal.throwIfAborted();
-  return new PixelOdds(model, picture, bits, source.label, signal, onStatus);
+  return new PixelOdds(model, picture, bits, source, signal, onStatus);
 }
 
 /** Return a picture with all pixels from `from` on drawn again. */
@@ -44,12 +44,12 @@ class PixelOdds {
    * @param {object} model
    * @param {import("./pixels.js").Picture} picture
    * @param {number[]} bits of each pixel
-   * @param {string | undefined} label the class that the picture was drawn as
+   * @param {object} source request fields that the picture, or its last pixels, were drawn with
    * @param {AbortSignal} signal
    * @param {(text: string) => void} onStatus
    */
-  constructor(model, picture, bits, label, signal, onStatus) {
-    Object.assign(this, { model, picture, bits, label, signal, onStatus });
+  constructor(model, picture, bits, source, signal, onStatus) {
+    Object.assign(this, { model, picture, bits, source, signal, onStatus });
     this.values = Array.from(picture.values);
     this.cache = new Map();
   }
@@ -97,7 +97,7 @@ class PixelOdds {
   }
 
   fetchNow(p, guided) {
-    const { model, label, signal, onStatus } = this;
+    const { model, source: { label }, signal, onStatus } = this;
     const values = this.values.slice(0, (p + 1) * model.channels - 1);
     return fetchDistributions(model, values, label, guided, signal, { onStatus });
   }
