@@ -305,6 +305,15 @@ def test_changes_made_while_the_first_is_drawn_are_undone_together(visit: Open) 
     assert page.url == whole
 
 
+def test_status_of_a_finished_picture_disappears_with_its_last_pixel(visit: Open) -> None:
+    page = open_stage(visit)
+    page.click("[data-dice-finish]")
+    status = page.locator("#watch [data-status-panel]")
+    expect(status).to_contain_text(f"{GREY.pixels} pixels are drawn.")
+    page.click("[data-dice-back]")
+    expect(status).to_have_text("")
+
+
 def test_scale_of_the_bars(visit: Open) -> None:
     page = open_stage(visit)
     bars = canvas_pngs(page, BARS)

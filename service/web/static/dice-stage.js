@@ -54,7 +54,10 @@ export class DiceStage {
       restart: () => this.begin(),
     };
     for (const [name, act] of Object.entries(acts)) {
-      this.buttons[name].addEventListener("click", () => this.guard(act));
+      this.buttons[name].addEventListener("click", () => {
+        host.onStatus(""); // it describes what the stage showed before
+        this.guard(act);
+      });
     }
     this.run = null; // token of the running animation
     this.undoStack = [];
