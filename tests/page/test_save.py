@@ -108,22 +108,26 @@ def test_gif_with_many_colours_is_exact(visit: Open) -> None:
     assert np.array_equal(seen.ravel(), np.array(values))
 
 
-def test_saved_file_belongs_to_clicked_image(visit: Open) -> None:
+@pytest.mark.parametrize("button", ["#viewer-png", "[data-copy=png]", "[data-copy=gif]"])
+def test_saved_file_belongs_to_clicked_image(visit: Open, button: str) -> None:
     page = visit("#draw?n=2&seed=8")
     wait_until_drawn(page)
     page.locator("#draw .image-grid button").first.click()
     with page.expect_download() as download:
         page.evaluate(
-            """() => {
-                document.getElementById("viewer-png").click();
+            """(button) => {
+                document.querySelector(`#viewer ${button}`).click();
                 const next = new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true });
                 document.getElementById("viewer").dispatchEvent(next);
-            }"""
+            }""",
+            button,
         )
     expect(page.locator("#viewer-facts")).to_contain_text("Seed 9")
-    assert download.value.suggested_filename == "scanline-grey-8.png"
-    with Image.open(download.value.path()) as picture:
-        assert '"seed":8,' in picture.text["scanline"]  # type: ignore[attr-defined]
+    kind = "gif" if "gif" in button else "png"
+    assert download.value.suggested_filename == f"scanline-grey-8.{kind}"
+    if kind == "png":
+        with Image.open(download.value.path()) as picture:
+            assert '"seed":8,' in picture.text["scanline"]  # type: ignore[attr-defined]
 
 
 def test_dropped_folder_is_reported(visit: Open) -> None:

@@ -49,13 +49,16 @@ const GIF_SECONDS = 3;
 const PNG_SIZE = 560; // a saved picture is enlarged to at most this width
 let menus = 0; // for unique ids
 
+/** Return the name of a file with the pictures of a link, without its extension. */
+export const fileName = ({ fields: { model, seed } }) => `scanline-${model}-${seed}`;
+
 /** The button "Share", whose menu offers the link, the animation, the picture, and programs. */
 export class ShareBar {
   /**
    * @param {HTMLElement} placeholder is replaced by the button
    * @param {() => import("./pixels.js").Picture[]} getPictures returns the finished pictures
    */
-  constructor(placeholder, getPictures = () => []) {
+  constructor(placeholder, getPictures) {
     const bar = document.getElementById("share-bar").content.cloneNode(true).firstElementChild;
     placeholder.replaceWith(bar);
     this.bar = bar;
@@ -67,7 +70,7 @@ export class ShareBar {
     bar.querySelector("[data-share-open]").setAttribute("popovertarget", this.menu.id);
     const actions = { // each returns the message to show, or false for none
       link: async (link) => (await shareLink(link)) && "Link copied.",
-      gif: () => this.saveGif(),
+      gif: (link) => this.saveGif(link),
       png: (link) => this.savePng(link),
       curl: async (link) => (await copyText(toCurl(link))) && "Command copied.",
       python: async (link) => (await copyText(toPython(link))) && "Program copied.",
@@ -97,31 +100,27 @@ export class ShareBar {
   }
 
   /** Save an animation, and return the message that says so. */
-  async saveGif() {
+  async saveGif(link) {
     const [picture, part] = await this.montage();
     const { encodeGif } = await import("./gif.js").catch(throwLoadError);
-    downloadBlob(encodeGif(picture, GIF_SECONDS), `${this.fileName}.gif`);
+    downloadBlob(encodeGif(picture, GIF_SECONDS), `${fileName(link)}.gif`);
     return part ? `${part} are in the animation.` : "Animation saved.";
   }
 
   /** Save a PNG, and return the message that says so. */
-  async savePng({ view, fields }) {
+  async savePng(link) {
+    const { view, fields } = link;
     const [picture, part] = await this.montage();
     const scale = Math.max(1, Math.floor(PNG_SIZE / picture.shape.width));
     const png = await toPng(picture, undefined, scale);
     // The view "Watch" has only the values of its picture, not the server's PNG.
     const drawn = picture.drawn ?? (await postJson("v1/samples", fields)).images[0].png;
     const file = await embedRecipe(png, drawn, scale);
-    downloadBlob(file, `${this.fileName}.png`);
+    downloadBlob(file, `${fileName(link)}.png`);
     if (part) return `${part} saved. “Save all” has every one.`;
     // The other views open a dropped file instead of checking it.
     const canBeChecked = ["draw", "watch"].includes(view) && file.size > png.size;
     return `Picture saved.${canBeChecked ? " Drop it on this page to check it." : ""}`;
-  }
-
-  get fileName() {
-    const { model, seed } = this.link.fields;
-    return `scanline-${model}-${seed}`;
   }
 
   /**

@@ -7,7 +7,7 @@ import { Gallery, describeDrawing } from "./gallery.js";
 import { downloadBlob, pixelCount, toCanvas, toPng } from "./pixels.js";
 import { Player } from "./player.js";
 import { embedRecipe } from "./recipe.js";
-import { ShareBar } from "./share.js";
+import { ShareBar, fileName } from "./share.js";
 
 /** Return true if a tile precedes another in the grid. */
 const precedes = ({ element }, other) =>
@@ -28,8 +28,8 @@ export class Viewer {
     onClick("viewer-replay", () => this.replay());
     onClick("viewer-png", async () => {
       // Read before encoding, because the viewer may show another image afterwards.
-      const { picture, fileName, tile: { result: { png } } } = this;
-      downloadBlob(await embedRecipe(await toPng(picture), png), `${fileName}.png`);
+      const { picture, link, tile: { result: { png } } } = this;
+      downloadBlob(await embedRecipe(await toPng(picture), png), `${fileName(link)}.png`);
     });
     onClick("viewer-keep", () => {
       this.gallery.toggleKept(this.hash, toCanvas(this.picture), describeDrawing(this.link, this.link.fields.label));
@@ -65,7 +65,6 @@ export class Viewer {
     this.link = { view: link.view, fields: { ...link.fields, n: 1, seed, ...labelField } };
     this.hash = toHash(this.link.view, this.link.fields);
     this.updateKeepButton();
-    this.fileName = `scanline-${model.id}-${seed}`;
     document.getElementById("viewer-title").textContent = `Image ${tile.index + 1}`;
     document.getElementById("viewer-label").textContent = label ? drawnAs(label) : "";
     document.getElementById("viewer-facts").textContent = [
