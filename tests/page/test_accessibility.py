@@ -284,6 +284,7 @@ def test_page_without_javascript_links_to_the_api(visit: Open) -> None:
     page = visit(java_script_enabled=False)
     link = page.locator("noscript a")
     expect(link).to_be_visible()
+    expect(page.locator("#loading")).to_be_hidden()
     reply = page.request.get(f"{page.url}{link.get_attribute('href')}")
     assert "/v1/samples" in reply.json()["paths"]
 
