@@ -78,6 +78,20 @@ def test_full_storage_drops_drawings_before_kept_images(visit: Open) -> None:
     assert 0 < page.locator("[data-strip=drawn] img").count() < 4
 
 
+def test_gallery_is_read_again_when_the_browser_restores_the_page(visit: Open) -> None:
+    """A page in the back/forward cache does not hear what other pages store meanwhile."""
+    page = visit("#draw?n=1&seed=5")
+    wait_until_drawn(page)
+    expect(page.locator("[data-strip=drawn] img")).to_have_count(1)
+    page.evaluate(
+        """() => {
+            localStorage.clear();
+            dispatchEvent(new PageTransitionEvent("pageshow", { persisted: true }));
+        }"""
+    )
+    expect(page.locator("[data-strip=drawn] img")).to_have_count(0)
+
+
 def test_kept_images_survive_reload(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5")
     wait_until_drawn(page)

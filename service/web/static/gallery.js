@@ -45,11 +45,13 @@ export class Gallery {
       this.save();
       (element.querySelector("a") ?? document.getElementById("main")).focus();
     });
-    addEventListener("storage", ({ key }) => {
-      if (key !== STORAGE_KEY) return;
-      this.strips = load(); // another tab has changed it
+    const reload = () => {
+      this.strips = load();
       this.render();
-    });
+    };
+    // Another tab has changed it, or may have while this page was in the back/forward cache.
+    addEventListener("storage", ({ key }) => key === STORAGE_KEY && reload());
+    addEventListener("pageshow", ({ persisted }) => persisted && reload());
     this.render();
   }
 
