@@ -204,6 +204,21 @@ def test_replaced_model_is_reported(visit: Open) -> None:
     expect(alert).to_contain_text("There is no model 'grey'. Reload the page.")
 
 
+def test_replies_of_other_servers_are_understandable(visit: Open) -> None:
+    """A network's sign-in page, and the error of a proxy."""
+    page = visit("#draw?n=1&seed=5", allowed=["403"])
+    wait_until_drawn(page)
+    page.route("**/v1/score", lambda route: route.fulfill(body="<!doctype html>"))
+    page.click("nav [data-view=learn]")
+    status = page.locator("#scene-bits [data-status]")
+    expect(status).to_contain_text("The server cannot be reached.")
+    page.click("nav [data-view=draw]")
+    page.unroute("**/v1/score")
+    page.route("**/v1/score", lambda route: route.fulfill(status=403, json={"error": "Forbidden"}))
+    page.click("nav [data-view=learn]")
+    expect(status).to_have_text("The server answered 403.")
+
+
 def test_game_continues_after_lost_guess(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED", "503"])
     wait_until_drawn(page)

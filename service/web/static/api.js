@@ -30,9 +30,13 @@ export class ApiError extends Error {
 /** Thrown if the connection to the server fails. */
 export class ConnectionError extends Error {}
 
-/** Await a network operation. Browsers report a lost connection as a TypeError, as mistakes in a program. */
+/**
+ * Await a network operation. Browsers report a lost connection as a TypeError, as mistakes in a program. A
+ * SyntaxError is a reply that is not JSON: the sign-in page of a network, instead of the server's reply.
+ */
 export const fromNetwork = (promise) => promise.catch((error) => {
-  throw error instanceof TypeError ? new ConnectionError(error.message) : error;
+  const lost = error instanceof TypeError || error instanceof SyntaxError;
+  throw lost ? new ConnectionError(error.message) : error;
 });
 
 /** Read the JSON of a response. */
@@ -53,7 +57,8 @@ export async function call(path, init = {}) {
     if (response.ok) return response;
     if (response.status === 401 && (await apiKey.prompt(sent))) continue;
     const body = await response.json().catch(() => null);
-    const error = body?.error ?? { message: `the server answered ${response.status}` };
+    // The error of a proxy may have another form.
+    const error = body?.error?.message ? body.error : { message: `the server answered ${response.status}` };
     throw new ApiError(response.status, error, Number(response.headers.get("Retry-After")) || 1);
   }
 }
