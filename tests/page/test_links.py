@@ -190,7 +190,7 @@ def test_back_closes_viewer(visit: Open) -> None:
     expect(page.locator("#viewer")).to_be_hidden()
 
 
-@pytest.mark.parametrize("view", ["draw", "complete", "watch"])
+@pytest.mark.parametrize("view", ["draw", "complete", "watch", "inside"])
 def test_unknown_class_is_reported(visit: Open, view: str) -> None:
     image = base64.urlsafe_b64encode(encode(random_picture())).decode().rstrip("=")
     requested = f"#{view}?model=grey&n=1&seed=3&label=dragon"
@@ -245,6 +245,12 @@ def test_class_in_link_by_other_case_or_number(visit: Open, label: str) -> None:
     page = visit(f"#draw?model=grey&n=2&seed=3&label={label}")
     wait_until_drawn(page)
     expect(page.locator("#draw-classes input:checked")).to_have_value("a frog")
+
+
+def test_class_number_in_link_to_the_inside_view(visit: Open) -> None:
+    page = visit("#inside?seed=5&at=3&label=2")
+    expect(page.locator("#inside-caption")).to_contain_text("A picture drawn as a frog.")
+    expect(page).to_have_url(re.compile(r"label=a\+frog"))
 
 
 def test_random_class_in_link(visit: Open) -> None:

@@ -2,7 +2,7 @@
 
 import { describeError, drawPicture, scoreImages } from "./api.js";
 import { decodeFile } from "./decode.js";
-import { parseSeed, randomSeed, setRange, usesGuidance } from "./fields.js";
+import { parseSeed, randomSeed, resolveClass, setRange, usesGuidance } from "./fields.js";
 import { connectFileButton } from "./file-drop.js";
 import { drawnAs, integerFormat } from "./format.js";
 import { mostSurprising, paintHeatmap, scaleBits } from "./heatmap.js";
@@ -113,8 +113,10 @@ export class InsideView {
     const seed = parseSeed(fields);
     const position = Number(fields.get("at") ?? NaN);
     const at = Number.isSafeInteger(position) && position >= 0 ? position : null;
-    const options = Object.fromEntries(["label", ...SAMPLING].filter((name) => fields.get(name))
-      .map((name) => [name, name === "label" ? fields.get(name) : Number(fields.get(name))]));
+    const label = resolveClass(this.model, fields.get("label") ?? "");
+    const options = Object.fromEntries(SAMPLING.filter((name) => fields.get(name))
+      .map((name) => [name, Number(fields.get(name))]));
+    if (label) options.label = label;
     if (fields.has("image")) {
       const image = fields.get("image");
       const picture = await decodeFile(fromBase64Url(image), () => this.model);
