@@ -119,6 +119,10 @@ def test_next_surprise_follows_pixel_bits(visit: Open, served: Server) -> None:
     for p in costliest[:3]:
         page.click("#inside-surprise")
         expect(page.locator("#inside-position")).to_have_value(str(p))
+    status = page.locator("#inside .actions [data-status-panel]")
+    expect(status).to_have_text(f"Surprise 3 of {min(12, GREY.pixels)}.")
+    set_slider(page, "#inside-position", int(costliest[-1]))
+    expect(status).to_have_text("")
 
 
 def test_linear_and_logarithmic_bars(visit: Open) -> None:

@@ -124,6 +124,21 @@ def test_prediction_error_disappears_on_success(visit: Open) -> None:
     expect(page.locator("#inside [role=alert]")).to_have_count(0)
 
 
+def test_prediction_reports_waiting_for_a_full_server(visit: Open) -> None:
+    page = visit("#inside?seed=5", allowed=["429"])
+    wait_until_measured(page)
+    full = {"error": {"message": "too much work is waiting", "code": "queue_full"}}
+    page.route(
+        "**/v1/distribution/pixel",
+        lambda route: route.fulfill(status=429, headers={"Retry-After": "1"}, json=full),
+        times=1,
+    )
+    set_slider(page, "#inside-position", 3)
+    report = page.locator("#inside .actions [data-status-panel]")
+    expect(report).to_contain_text("The server is full. Trying again in 1 s")
+    expect(report).to_have_text("")
+
+
 @pytest.mark.parametrize("other", ["pixel", "model"])
 def test_lost_query_does_not_drop_the_next(visit: Open, other: str) -> None:
     page = visit("#inside?seed=5", allowed=["ERR_FAILED"])

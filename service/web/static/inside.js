@@ -33,6 +33,7 @@ export class InsideView {
       getChosen: () => (this.whatIf.target?.chosen ? this.whatIf.chosen : []),
       getBits: (at) => this.bits?.[at],
       onPick: (channel, value) => this.whatIf.choose(channel, value),
+      onWait: (text) => { this.waited = true; this.status.show(text); },
       onAnswer: () => this.onAnswer(),
       onError: (error) => this.showError(describeError(error), true),
     });
@@ -257,6 +258,7 @@ export class InsideView {
 
   /** Stop at pixel `p`, or at the last one drawn. */
   goTo(p) {
+    this.status.show(""); // it is about another pixel
     this.player.stop();
     this.selected = Math.min(Math.max(0, p), this.player.total - 1);
     this.player.seek(this.selected);
@@ -346,6 +348,8 @@ export class InsideView {
   onAnswer() {
     if (this.transientError) this.status.clearError(); // the server answers again
     this.transientError = null;
+    if (this.waited) this.status.show("");
+    this.waited = false;
     const { at, expected } = this.prediction.answer;
     this.whatIf.suggest(at, expected);
   }

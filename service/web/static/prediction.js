@@ -23,6 +23,7 @@ export class Prediction {
    *   `getChosen()` returns the chosen value of each channel, none before a choice;
    *   `getBits(at)` returns the measured bits of a pixel, if known;
    *   `onPick(channel, value)` is called when a value is picked in a chart;
+   *   `onWait(text)` is called while the server is full;
    *   `onAnswer()` and `onError(error)` are called after each query
    */
   constructor(host) {
@@ -95,7 +96,8 @@ export class Prediction {
     const actual = drawn ? [...picture.values.subarray(at * channels, (at + 1) * channels)] : null;
     // An unreachable server is reported at once, because each key press sends another query.
     const fetchAfter = (values, unconditional) => fetchDistributions(
-      model, [...before, ...values], label, unconditional, null, { retryLost: false });
+      model, [...before, ...values], label, unconditional, null,
+      { retryLost: false, onStatus: this.host.onWait });
     const guided = Boolean(label) && this.host.getSampling().guidance !== 1;
     const { conditional: distributions, unconditional } =
       await fetchAfter(drawn ? actual.slice(0, -1) : [], guided);
