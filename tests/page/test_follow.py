@@ -42,6 +42,20 @@ def test_same_seeds_are_drawn_with_each_new_checkpoint(visit: Open, run_folder: 
         page.context.close()  # it would go on asking the stopped server
 
 
+RESTORE = """document.addEventListener("DOMContentLoaded", () => {
+    document.querySelector("[name=follow]").checked = true;
+});"""
+
+
+def test_choice_restored_by_the_browser_is_applied(visit: Open, run_folder: Path) -> None:
+    """Firefox restores it when the page is reloaded, without an event."""
+    with reloading_server(run_folder) as (_, _, client):
+        page = visit("#draw?seed=5&n=2", url=str(client.base_url), script=RESTORE)
+        with page.expect_request("**/v1/models/it"):
+            pass
+        page.context.close()  # it would go on asking the stopped server
+
+
 def test_choice_is_hidden_if_models_do_not_change(visit: Open) -> None:
     page = visit()
     wait_until_drawn(page)

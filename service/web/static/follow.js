@@ -18,6 +18,7 @@ export class FollowTraining {
       clearTimeout(this.timer);
       if (checkbox.checked) this.check();
     });
+    if (checkbox.checked) this.check(); // the browser may have restored it
   }
 
   async check() {
