@@ -108,7 +108,7 @@ def complete(
     checkpoint = resolve_model(model)
     config = checkpoint.model.config
     image, known = np.asarray(image), np.asarray(known)
-    _check_images(config, image[None])
+    _check_images(config, image)
     if known.shape != image.shape[:2] or known.dtype != np.bool_:
         raise ValueError(
             f"known must be bool [{config.height}, {config.width}], "
@@ -130,7 +130,7 @@ def score(
     network is put into evaluation mode.
     """
     network, images = resolve_model(model).model.eval(), np.asarray(images)
-    _check_images(network.config, images)
+    _check_images(network.config, images, "n")
     names = _label_per_image(label, len(images))
     labels = np.array([network.config.class_index(name) for name in names], np.int32)
     if not len(images):
@@ -270,12 +270,13 @@ def _label_per_image(label: Labels, n: int) -> Sequence[Label]:
     return each
 
 
-def _check_images(config: ModelConfig, images: NDArray[np.uint8]) -> None:
+def _check_images(config: ModelConfig, images: NDArray[np.uint8], *batch: str) -> None:
+    """Raise ``ValueError`` unless an array is uint8 ``[*batch, height, width, channels]``."""
     shape = (config.height, config.width, config.channels)
-    if images.shape[1:] != shape or images.dtype != np.uint8:
+    if images.shape[len(batch) :] != shape or images.dtype != np.uint8:
         raise ValueError(
-            f"an image must be uint8 [{', '.join(map(str, shape))}] for this model, "
-            f"not {images.dtype} {[*images.shape[1:]]}"
+            f"{'images' if batch else 'image'} must be uint8 [{', '.join(map(str, batch + shape))}]"
+            f" for this model, not {images.dtype} {[*images.shape]}"
         )
 
 

@@ -281,10 +281,12 @@ def test_wrong_image_shape_or_dtype_is_rejected() -> None:
     right, known = np.zeros(SHAPE, np.uint8), np.ones(SHAPE[:2], np.bool_)
     wrong: list[Any] = [right[..., 0], right[1:], right.astype(np.int64)]
     for picture in wrong:
-        with pytest.raises(ValueError, match=r"must be uint8 \[6, 5, 1\]"):
+        with pytest.raises(ValueError, match=r"image must be uint8 \[6, 5, 1\]"):
             complete(tiny_model(), picture, known)
-        with pytest.raises(ValueError, match=r"must be uint8 \[6, 5, 1\]"):
+        with pytest.raises(ValueError, match=r"images must be uint8 \[n, 6, 5, 1\]"):
             score(tiny_model(), picture[None])
+    with pytest.raises(ValueError, match=r"\[n, 6, 5, 1\] .* not uint8 \[6, 5, 1\]"):
+        score(tiny_model(), right)  # not an array of images
     masks: list[Any] = [known[1:], known.astype(np.uint8)]
     for other in masks:
         with pytest.raises(ValueError, match="known must be bool"):
