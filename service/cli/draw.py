@@ -90,25 +90,14 @@ def complete(
     """Complete a picture several times and write the results as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
     from scanline.model.sampling import SamplingOptions, resolve
-    from scanline.service.cli.pictures import open_picture, read_file
+    from scanline.service.cli.pictures import check_not_replaced, read_known_pixels
     from scanline.service.cli.temporary_engine import draw_grid
     from scanline.service.engine.generation import GenerationSpec
-    from scanline.service.images import MissingMaskError, read_masked_image
 
-    if out.exists() and picture.exists() and out.samefile(picture):
-        raise ValueError(f"{out} is the picture itself: name another file to write")
+    check_not_replaced(picture, out)
     checkpoint = load_by_name(weights, model)
     config = checkpoint.model.config
-    if rows is not None and not 0 <= rows < config.height:
-        raise ValueError(f"--rows must be 0 to {config.height - 1}, to leave something to draw")
-    file = read_file(picture)
-    try:
-        canvas, known = read_masked_image(file, None, rows, fit, config, open_picture)
-    except MissingMaskError:
-        raise ValueError(
-            "the part to draw is not marked: give --rows, or a picture that is transparent "
-            "where it is unknown"
-        ) from None
+    canvas, known = read_known_pixels(picture, rows, fit, config)
     options = SamplingOptions(
         label=label, temperature=temperature, top_p=top_p, guidance=guidance, particles=particles
     )

@@ -8,9 +8,13 @@ import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
-from scanline.model.images import any_image_size, open_image
+from scanline.model.config import ModelConfig
+from scanline.model.images import Fit, ImageError, any_image_size, open_image
+from scanline.service.images import MissingMaskError, read_masked_image
 from scanline.service.upload_limits import CheckSize, check_either_way_up
 
 
@@ -42,6 +46,33 @@ def open_picture(
 
     with any_image_size():
         return open_image(file, param, check)
+
+
+def read_known_pixels(
+    picture: Path, rows: int | None, fit: Fit, config: ModelConfig
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Read a picture to complete, like ``read_masked_image``, by the options of a command.
+
+    Raises:
+        ValueError: If ``--rows`` is invalid or missing, or the picture cannot be read.
+    """
+    if rows is not None and not 0 <= rows < config.height:
+        raise ValueError(f"--rows must be 0 to {config.height - 1}, to leave something to draw")
+    try:
+        return read_masked_image(read_file(picture), None, rows, fit, config, open_picture)
+    except MissingMaskError:
+        raise ValueError(
+            f"{picture}: the part to draw is not marked: give --rows, or a picture that is "
+            "transparent where it is unknown"
+        ) from None
+    except ImageError as error:
+        raise ValueError(f"{picture}: {error}") from None
+
+
+def check_not_replaced(picture: Path, out: Path) -> None:
+    """Raise ``ValueError`` if ``out`` is the picture that the command reads."""
+    if out.exists() and picture.exists() and out.samefile(picture):
+        raise ValueError(f"{out} is the picture itself: name another file to write")
 
 
 def check_target(out: Path) -> None:

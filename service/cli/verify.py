@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scanline.service.cli.options import Backend, Fit, Threads, WeightsDir
+from scanline.service.cli.options import Backend, Fit, Threads, WeightsDir, given_flags
 
 if TYPE_CHECKING:
     from scanline.model.checkpoint import Checkpoint
-    from scanline.model.config import ModelConfig
     from scanline.service.recipes.recipe import Recipe
-    from scanline.service.recipes.verification import KnownPixels, ReadSource, Verification
+    from scanline.service.recipes.verification import ReadSource, Verification
 
 
 def verify(
+    context: typer.Context,
     picture: Annotated[
         Path,
         typer.Argument(
@@ -50,14 +50,17 @@ def verify(
     The exit status is 0 if it is the same, and 1 otherwise.
     """
     from scanline.model.atomic_files import write_atomically
-    from scanline.service.cli.pictures import check_target
+    from scanline.service.cli.pictures import check_not_replaced, check_target, read_known_pixels
     from scanline.service.recipes.verification import Verdict
 
-    if rows is not None and source is None:
-        raise ValueError("--rows needs --source, the picture that was completed")
+    for option in ("--rows", "--fit"):
+        if source is None and option in given_flags(context):
+            raise ValueError(f"{option} needs --source, the picture that was completed")
     if changes is not None:
+        for read in filter(None, (picture, source)):
+            check_not_replaced(read, changes)
         check_target(changes)
-    read_source = None if source is None else partial(_read_source, source, rows, fit)
+    read_source = None if source is None else partial(read_known_pixels, source, rows, fit)
     verdict = _verify(picture, weights, backend, threads, read_source)
     typer.echo(f"{picture}: {verdict.message}")
     if changes is not None and verdict.changes is not None:
@@ -65,6 +68,8 @@ def verify(
         typer.echo(f"wrote {changes}")
     if verdict.verdict is Verdict.SOURCE_MISSING:
         typer.echo("Pass it with --source, and with --rows if a number of rows was kept.")
+    elif verdict.verdict is Verdict.OTHER_WEIGHTS:
+        typer.echo("Pass the folder of the weights that drew it with --weights.")
     if verdict.verdict is not Verdict.SAME:
         raise typer.Exit(1)
 
@@ -109,14 +114,6 @@ def _verify(
     generation, provenance = draw_generation(checkpoint, spec, backend, threads)
     images = [image.read(0, config.pixels) for image in generation.images]
     return verifying.compare(recipe, saved, images, config, provenance)
-
-
-def _read_source(source: Path, rows: int | None, fit: Fit, config: ModelConfig) -> KnownPixels:
-    """Read the picture that was completed."""
-    from scanline.service.cli.pictures import open_picture, read_file
-    from scanline.service.images import read_masked_image
-
-    return read_masked_image(read_file(source), None, rows, fit, config, open_picture)
 
 
 def _find(recipe: Recipe, weights: Path | None) -> Checkpoint | None:

@@ -75,7 +75,9 @@ def test_other_weights(
     draw(weights, out)
     save_tiny(tmp_path / "others", "tiny", COLOUR)
     assert run_command("verify", out, "--weights", tmp_path / "others") == 1
-    assert "other weights: the digest of 'tiny' here begins with" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "other weights: the digest of 'tiny' here begins with" in printed
+    assert "folder of the weights that drew it with --weights" in printed
     (weights / "tiny.safetensors").rename(weights / "renamed.safetensors")
     assert run_command("verify", out, "--weights", weights) == 0
 
@@ -106,6 +108,25 @@ def test_completions(weights: Path, out: Path, capsys: pytest.CaptureFixture[str
     assert "not a completion" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("source", "rows", "message"),
+    [
+        ("given.png", [], "given.png: the part to draw is not marked: give --rows"),
+        ("given.png", ["--rows", 6], "--rows must be 0 to 5"),
+        ("text.png", ["--rows", 3], "text.png: the file is not an image"),
+    ],
+)
+def test_source_that_cannot_be_used(
+    weights: Path, out: Path, source: str, rows: list[object], message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    random_picture(GREY).save("given.png")
+    Path("text.png").write_text("hello")
+    draw(weights, out, "--rows", 3, "-n", 1, command="complete")
+    assert run_command("verify", out, "--weights", weights, "--source", source, *rows) == 1
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("off", ["option", "variable"])
 def test_metadata_can_be_left_out(
     weights: Path, out: Path, off: str, monkeypatch: pytest.MonkeyPatch,
@@ -129,7 +150,9 @@ def test_metadata_can_be_left_out(
     ("options", "message"),
     [
         (["--rows", 2], "--rows needs --source"),
+        (["--fit", "contain"], "--fit needs --source"),
         (["--changes", "a.jpg"], "must end in .png"),
+        (["--changes", "out.png"], "out.png is the picture itself: name another file"),
     ],
 )
 def test_invalid_options(
