@@ -58,6 +58,7 @@ UNFINISHED = (
     "Numbers of unfinished trainings are intermediate: compare kinds only after equal time, images "
     "or steps. To continue a unit, run its command again with the same `--out`."
 )
+OTHER_MACHINES = "Units of different machines: do not compare their times."
 FOOTNOTE = (
     "[^summaries]: Summaries of the paper on the web contradict it. One in Chinese gives 0.83 and "
     "0.82 bits/dim for MNIST, 3.14 and 3.26 for CIFAR-10, and a phoneme error rate of 7.3 %; the "
@@ -179,6 +180,9 @@ def _section(one: Experiment[Any], results: Results, folder: Path, beside: Path)
             parts.append(f"![{one.title}]({plot})")
         plotted = True
         parts += [one.table(measured.rows), _provenance(measured)]
+        machines = [report["hardware"] for report in left.values()]
+        if any(machine != machines[0] for machine in machines):
+            parts.append(OTHER_MACHINES)
         if any(row.get("unfinished") for row in measured.rows.values()):
             parts.append(UNFINISHED)
         shown |= set(left)

@@ -13,7 +13,7 @@ from PIL import Image
 from scanline.model.paper.copy_task import FIGURE2
 from scanline.model.paper.experiment import Mode
 from scanline.model.paper.image_tables import TABLE1
-from scanline.model.paper.page import render_page
+from scanline.model.paper.page import OTHER_MACHINES, render_page
 from scanline.model.paper.report import Report
 from scanline.model.paper.runner import EXPERIMENTS
 from scanline.model.paper.scaling import FIGURE1
@@ -135,11 +135,16 @@ def test_page_names_machine_date_and_training_time_of_units(tmp_path: Path) -> N
         f"{machine['cpu']} ({machine['isa']})"
     )
     assert line.endswith(f"PyTorch {machine['torch']}, {report['date']}")
-    noted = json.loads(unit.path.read_text()) | {"note": "on a boat"}
+    assert OTHER_MACHINES not in page
+    noted = json.loads(unit.path.read_text()) | {
+        "note": "on a boat",
+        "hardware": machine | {"cpu": "other"},
+    }
     unit.path.write_text(json.dumps(noted))
     assert "`softmax` (700 s of training, unfinished, on a boat): " in render_page(
         tmp_path, tmp_path
     )
+    assert OTHER_MACHINES in render_page(tmp_path, tmp_path)
 
 
 def test_committed_page_is_generated_from_committed_results() -> None:
