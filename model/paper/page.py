@@ -58,7 +58,7 @@ UNFINISHED = (
     "Numbers of unfinished trainings are intermediate: compare kinds only after equal time, images "
     "or steps. To continue a unit, run its command again with the same `--out`."
 )
-OTHER_MACHINES = "Units of different machines: do not compare their times."
+OTHER_MACHINES = "The units were measured on different machines, so their times cannot be compared."
 FOOTNOTE = (
     "[^summaries]: Summaries of the paper on the web contradict it. One in Chinese gives 0.83 and "
     "0.82 bits/dim for MNIST, 3.14 and 3.26 for CIFAR-10, and a phoneme error rate of 7.3 %; the "

@@ -43,12 +43,14 @@ Measure = Callable[[AllRows], Quantity]
 
 
 def check_same_machine(rows: Iterable[Row]) -> None:
-    """Raise ``NotMeasuredError`` if the times of rows are from different machines."""
+    """Raise ``NotMeasuredError`` if rows were timed on different machines or PyTorch versions."""
     first, *others = rows
     for other in others:
         if other["machine"] != first["machine"]:
             names = (row.get("kind") or row["method"] for row in (first, other))
-            raise NotMeasuredError(f"{' and '.join(names)} were timed on different machines")
+            raise NotMeasuredError(
+                f"{' and '.join(names)} were timed on different machines or PyTorch versions"
+            )
 
 
 def middle(value: float | list[float]) -> float:

@@ -20,7 +20,7 @@ class Measured:
 
     @property
     def rows(self) -> dict[str, Row]:
-        """The rows of all units by key, with the ``machine`` that each was measured on."""
+        """The rows of all units by key, with the ``hardware`` of their report as ``machine``."""
         return {
             key: row | {"machine": report["hardware"]}
             for report in self.reports.values()

@@ -205,7 +205,7 @@ def test_times_of_different_machines_are_not_compared(claim: Claim) -> None:
     for name in reports:
         moved = reports | {name: reports[name] | {"hardware": {"cpu": "another"}}}
         found.append(judge(claim, {claim.experiment: {"default": Measured({}, moved)}}))
-    refused = [one for one in found if one.found.endswith("were timed on different machines")]
+    refused = [one for one in found if "were timed on different machines" in one.found]
     assert all(one.verdict == NOT_TESTED for one in refused)
     assert all(one.verdict == REPRODUCED for one in found if one not in refused)
     assert bool(refused) == (claim.name in ON_TIME)
