@@ -23,6 +23,7 @@ from scanline.model.config import MAX_GUIDANCE, ModelConfig
 from scanline.model.network import LinearTransformer
 
 FORMAT = "scanline/2"
+TRAINING_STATE = "training.pt"  # beside the checkpoint of a training run, to resume it
 SHIPPED_WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
 
@@ -113,6 +114,10 @@ def _read(
         if path.is_dir():
             raise CheckpointError(
                 f"{path} is a folder: pass the file, such as {path / path.stem}.safetensors"
+            ) from None
+        if path.name == TRAINING_STATE:
+            raise CheckpointError(
+                f"{path} is the state of a training run; pass the .safetensors file beside it"
             ) from None
         raise CheckpointError(
             f"{path} is damaged or not a safetensors file ({error}); download or train it again, "

@@ -74,11 +74,16 @@ def record_precision(checkpoint: Checkpoint, folder: Path | None, cost: Precisio
 
     Raises ``ValueError`` if it may cost more than ``MAX_COST`` bits/dim.
     """
+    if cost.images < MIN_IMAGES:
+        raise ValueError(
+            f"not recorded: {cost.images} images are too few to judge a precision: measure at "
+            f"least {MIN_IMAGES} images"
+        )
     if not cost.acceptable:
         raise ValueError(
-            f"not recorded: by these {cost.images} images {checkpoint.name} may lose more than "
-            f"{MAX_COST} bits/dim in {cost.precision}; measure at least {MIN_IMAGES} images, or "
-            "choose another precision"
+            f"not recorded: by these {cost.images:,} images {checkpoint.name} may lose more than "
+            f"{MAX_COST} bits/dim in {cost.precision}; choose another precision, or measure more "
+            "images if the standard error is large"
         )
     return _record(checkpoint, folder, "native_precision", dataclasses.asdict(cost))
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from scanline.model.checkpoint import CheckpointError, load_facts
+from scanline.model.checkpoint import TRAINING_STATE, CheckpointError, load_facts
 from scanline.model.config import ModelConfig
 from scanline.model.data.dataset import Dataset
 from scanline.model.torch_files import load_torch_file
@@ -75,7 +75,7 @@ def read_saved_run(folder: Path) -> SavedRun:
     Raises:
         CheckpointError: If there is none, or this version cannot continue it.
     """
-    path = folder / "training.pt"
+    path = folder / TRAINING_STATE
     saved = _read(path, torch.device("cpu"))
     known = {field.name for field in fields(TrainingConfig)}
     settings = {name: value for name, value in saved["training"].items() if name in known}

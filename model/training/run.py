@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from scanline.model.checkpoint import TRAINING_STATE
 from scanline.model.config import ModelConfig
 from scanline.model.data.dataset import Dataset
 from scanline.model.network import LinearTransformer
@@ -28,7 +29,7 @@ _TOLERANCE = 0.05  # bits/dim above the best validation that count as worse
 
 def check_no_run(folder: Path) -> None:
     """Raise ``ValueError`` if a folder holds a run."""
-    if (folder / "training.pt").exists():
+    if (folder / TRAINING_STATE).exists():
         raise ValueError(
             f"{folder} already holds a run: add --resume to continue it, or choose another folder "
             "with --out"

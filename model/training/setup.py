@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from scanline.model.checkpoint import load_facts, read_config
+from scanline.model.checkpoint import TRAINING_STATE, load_facts, read_config
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.training.config import TrainingConfig, check_shift
 from scanline.model.training.datasets import (
@@ -93,7 +93,7 @@ def prepare_run(options: RunOptions) -> Run:
     check_shift(training_config.shift, side)
     if saved_run is not None:
         check_is_run_of(source.dataset, saved_run.network)
-        check_resumable(folder / "training.pt", saved_run.saved, network, training_config)
+        check_resumable(folder / TRAINING_STATE, saved_run.saved, network, training_config)
     start = load_facts(options.start_from) if options.start_from else None
     data, validation = load_training_data(source, hold_out, size=size, grey=grey, start=start)
     if saved_run is None:
@@ -127,7 +127,7 @@ def choose_run_folder(
             f"the run's folder {folder} lies in {images}, so its sample images would become "
             "training images: choose another folder with --out, and move an existing run there"
         )
-    resumable = (folder / "training.pt").exists()
+    resumable = (folder / TRAINING_STATE).exists()
     if resume and not resumable:
         raise ValueError(f"there is no run to resume in {folder}")
     if not resume:

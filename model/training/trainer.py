@@ -17,6 +17,7 @@ import torch
 
 from scanline.model.atomic_files import folder_lock, write_atomically
 from scanline.model.checkpoint import (
+    TRAINING_STATE,
     CheckpointError,
     load_checkpoint,
     load_facts,
@@ -268,7 +269,7 @@ class Trainer:
             "defaults": self._defaults,
         }
         torch.save(everything, buffer)
-        write_atomically(self.folder / "training.pt", buffer.getvalue())
+        write_atomically(self.folder / TRAINING_STATE, buffer.getvalue())
 
     def start_from(self, path: Path) -> None:
         """Start with the weights of a checkpoint.
@@ -295,7 +296,7 @@ class Trainer:
 
     def resume(self) -> None:
         """Restore the state saved in the folder; raise ``CheckpointError`` if it cannot be."""
-        path = self.folder / "training.pt"
+        path = self.folder / TRAINING_STATE
         train_state = self.train_state
         saved = load_training_state(path, train_state.model.config, self.config, train_state.device)
         try:

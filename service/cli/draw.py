@@ -49,7 +49,7 @@ def sample(
     params = resolve(checkpoint.model.config, checkpoint.defaults, options)
     spec = GenerationSpec(n=n, seed=seed, sampling=params)
     draw_grid(checkpoint, spec, out, scale, backend, threads, metadata)
-    typer.echo(f"wrote {out}")
+    typer.echo(f"wrote {out}", err=True)
 
 
 def complete(
@@ -104,4 +104,4 @@ def complete(
     params = resolve(config, checkpoint.defaults, options)
     spec = GenerationSpec(n=n, seed=seed, sampling=params, canvas=canvas, known=known)
     draw_grid(checkpoint, spec, out, scale, backend, threads, metadata)
-    typer.echo(f"wrote {out}")
+    typer.echo(f"wrote {out}", err=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scanline.model.atomic_files import write_atomically
 from scanline.model.checkpoint import Checkpoint
+from scanline.model.config import ModelConfig
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.progress import show_progress
 from scanline.service.cli.pictures import check_target
@@ -15,11 +16,13 @@ from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.provenance import Provenance
 from scanline.service.engine.queue_limits import QueueLimits
+from scanline.service.images import grid_size
 from scanline.service.recipes.png_encoding import encode_grid
 
 log = logging.getLogger("scanline.drawing")
 
 SLOTS = 64
+MAX_GRID_PIXELS = 2**28  # of a PNG, which is encoded in memory; also bounds the number of images
 
 
 def draw_grid(
@@ -38,13 +41,24 @@ def draw_grid(
         metadata: Write the recipe into the file.
 
     Raises:
-        ValueError: If the file cannot be written; checked before drawing.
+        ValueError: If the file cannot be written or would be too large; checked before drawing.
         RuntimeError: If drawing fails.
     """
     check_target(out)
+    _check_grid_size(spec.n, scale, checkpoint.model.config)
     generation, provenance = draw_generation(checkpoint, spec, backend, threads)
     generation.provenance = provenance if metadata else None
     write_atomically(out, encode_grid(generation, scale))
+
+
+def _check_grid_size(n: int, scale: int, config: ModelConfig) -> None:
+    """Raise ``ValueError`` if a grid of ``n`` images is too large for one file."""
+    height, width = (side * scale for side in grid_size(n, config))
+    if height * width > MAX_GRID_PIXELS:
+        raise ValueError(
+            f"the grid would have {width:,} × {height:,} pixels, and a file can have "
+            f"{MAX_GRID_PIXELS:,}: lower -n or --scale, or draw several files with other seeds"
+        )
 
 
 def draw_generation(

@@ -65,7 +65,7 @@ def verify(
     typer.echo(f"{picture}: {verdict.message}")
     if changes is not None and verdict.changes is not None:
         write_atomically(changes, verdict.changes)
-        typer.echo(f"wrote {changes}")
+        typer.echo(f"wrote {changes}", err=True)
     if verdict.verdict is Verdict.SOURCE_MISSING:
         typer.echo("Pass it with --source, and with --rows if a number of rows was kept.")
     elif verdict.verdict is Verdict.OTHER_WEIGHTS:

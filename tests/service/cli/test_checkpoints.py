@@ -68,3 +68,9 @@ def test_compact_writes_a_smaller_checkpoint(
     assert torch.equal(small.model.head.predictor.weight, weight.half().float())
     assert run_command("compact", str(source), str(out)) == 1
     assert "exists already" in capsys.readouterr().err
+
+
+def test_compact_names_the_checkpoint_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"step": 1}, "training.pt")
+    assert run_command("compact", "training.pt", "out.safetensors") == 1
+    assert "pass the .safetensors file beside it" in capsys.readouterr().err

@@ -49,7 +49,9 @@ def test_sample_writes_a_reproducible_grid(
         out = tmp_path / name
         given = ["--weights", weights, "--model", "tiny", "--backend", "reference", *options]
         assert run_command("sample", out, *given) == 0
-        assert f"wrote {out}" in capsys.readouterr().out
+        shown = capsys.readouterr()
+        assert f"wrote {out}" in shown.err
+        assert not shown.out  # OUT may be /dev/stdout
         return out.read_bytes()
 
     first = sample("a.png", "-n", 5, "--seed", 3, "--scale", 2, "--label", "a frog")

@@ -27,6 +27,8 @@ WRONG: list[tuple[list[object], str]] = [
     (["sample", "--model", "colour", "--label", "1"], "no classes"),
     (["sample", "--model", "tiny", "--backend", "abacus"], "abacus"),
     (["sample", "/proc/none/a.png", "--model", "tiny", "--backend", "reference"], "/proc/none"),
+    (["sample", "--model", "tiny", "-n", 10**8], "and a file can have 268,435,456: lower -n or"),
+    (["complete", "good.png", "--model", "tiny", "--rows", 2, "-n", 10**6], "lower -n or --scale"),
     (["complete", "text.png", "--model", "tiny", "--rows", 2], "not an image"),
     (["complete", "good.png", "--model", "tiny", "--rows", 6], "--rows must be 0 to 5"),
     (["complete", "good.png", "--model", "tiny"], "give --rows, or a picture that is transparent"),

@@ -60,9 +60,9 @@ def test_edited_pixels(weights: Path, out: Path, capsys: pytest.CaptureFixture[s
     edit(out, (0, 0), (3, 3), (4, 0))
     changes = out.with_name("changes.png")
     assert run_command("verify", out, "--weights", weights, "--changes", changes) == 1
-    shown = capsys.readouterr().out
-    assert "Edited: 2 of 168 pixels were changed, the first in row 1, column 1." in shown
-    assert f"wrote {changes}" in shown
+    shown = capsys.readouterr()
+    assert "Edited: 2 of 168 pixels were changed, the first in row 1, column 1." in shown.out
+    assert f"wrote {changes}" in shown.err
     red = (np.asarray(Picture.open(changes)) == (255, 0, 80)).all(-1)
     side = 280 // 14
     assert red.sum() == 2 * side**2
