@@ -105,13 +105,19 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests marked broad; workers start slow tests first, so that none ends with one."""
+    """Deselect tests marked broad; workers start the longest tests first, so none ends with one."""
     if not config.getoption("--broad"):
         broad = [item for item in items if item.get_closest_marker("broad")]
         items[:] = [item for item in items if not item.get_closest_marker("broad")]
         config.hook.pytest_deselected(items=broad)
     if hasattr(config, "workerinput"):  # this process is one of pytest-xdist's workers
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+        items.sort(key=_expected_time, reverse=True)
+
+
+def _expected_time(item: pytest.Item) -> float:
+    """Return a test's own time limit if it has one, else 1 for a slow test and 0 for another."""
+    limit = item.get_closest_marker("timeout")
+    return limit.args[0] if limit else float(item.get_closest_marker("slow") is not None)
 
 
 @pytest.hookimpl(wrapper=True)

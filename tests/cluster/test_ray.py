@@ -285,7 +285,9 @@ def check_a_silent_replica_does_not_stop_others(served: ClusterServer) -> None:
                 wait(asked[-1:], timeout=5)  # only one of them may be at the silent replica
             until(lambda: sum(one.done() for one in asked) >= 3, "three of four")
         finally:
-            os.kill(silent, signal.SIGCONT)
+            # Ray kills a replica that is silent for long.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(silent, signal.SIGCONT)
         assert [one.result().status_code for one in asked] == [200] * 4
 
 
