@@ -242,7 +242,7 @@ FIGURE2 = _Figure2(
             length=12, n_heads=2, d_model=64, d_ff=128, batch=16, steps=100_000, seconds=30,
             learning_rate=6e-3, lower_after=500, test=64, n_layers=2,
         ),
-        "default": CopyTaskSettings(batch=16, seconds=9000),
+        "default": CopyTaskSettings(batch=16, seconds=21_600),
         "full": CopyTaskSettings(seeds=3),
     }
 )  # fmt: skip

@@ -38,8 +38,9 @@ MODES_NOTE = """\
 There are three modes:
 
 - `--quick` takes about a minute per unit and decides no claim.
-- The default takes up to 90 minutes of one core per unit, in figure 2 up to 150, on whole images \
-and sequences. Most of its networks are smaller than the paper's, and it trains each with one seed.
+- The default takes up to 90 minutes of one core per unit, in figure 2 up to six hours, on whole \
+images and sequences. Most of its networks are smaller than the paper's, and it trains each with \
+one seed.
 - `--full` has the paper's settings, for a GPU, \
 [with some exceptions](training.md#reproducing-the-paper).
 
@@ -53,7 +54,8 @@ several seeds of the training. If there is one seed, the spread says nothing abo
 - On a CPU, causal `linear` trains in our C++, `softmax` in PyTorch's fused kernel, and everything \
 else in plain PyTorch.
 - `lsh` averages its rounds of hashing and draws new hash functions in every pass of the training, \
-as in the authors' code. Units measured before it did so are marked below their table."""
+as in the authors' code. Units measured before it did so, or before it was made faster, are marked \
+below their table."""
 UNFINISHED = (
     "Numbers of unfinished trainings are intermediate: compare kinds only after equal time, images "
     "or steps. To continue a unit, run its command again with the same `--out`."
