@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from scanline.kernels.native.build import FOLDER, NativeBuildError, load_build
 
-_HEADER = (FOLDER / "abi.h").read_text()
+_HEADER = (FOLDER / "abi.h").read_text("utf-8")
 _BAD_SLOTS = 1
 # Number formats of matrix products, in the order of ``Format`` in formats.h.
 Precision = Literal["float32", "bf16", "int16", "int8", "int10"]

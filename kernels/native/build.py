@@ -41,13 +41,13 @@ FLAGS = (
     "-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread",
     "-fvisibility=hidden",
 )  # fmt: skip
-# Matches what g++ and clang++ print if one of their subprocesses was killed. Their exit status does
-# not tell this from a compile error.
+# Matches what g++ and clang++ print if one of their subprocesses was killed or ran out of memory.
+# Their exit status does not tell this from a compile error.
 _KILLED = re.compile(
     r"\w+ signal terminated program \w+|command: (Killed|Terminated)"
-    r"|out of memory|virtual memory exhausted"
+    r"|out of memory|memory exhausted"
 )
-_FULL = "No space left on device"
+_FULL = re.compile("No space left on device|Disk quota exceeded")
 _NOEXEC = getattr(os, "ST_NOEXEC", 0)  # only Linux has it
 INSTALL = "install g++ (`apt-get install g++`) or clang, or set CXX to a compiler"
 
@@ -103,7 +103,9 @@ def run_compiler(command: Sequence[str], folder: Path | None = None) -> str:
     if folder is not None:
         env["TMPDIR"] = str(folder)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", env=env, check=False
+        )
     except OSError as error:
         raise NativeBuildError(f"{command[0]} cannot be run ({error}): {INSTALL}") from error
     if done.returncode < 0:
@@ -121,8 +123,8 @@ def run_compiler(command: Sequence[str], folder: Path | None = None) -> str:
                 "try again"
             )
         lines = done.stderr.strip().splitlines() or ["no output"]
-        reason = next((line for line in lines if _FULL in line or "error" in line), lines[0])
-        if _FULL in done.stderr:
+        reason = next((line for line in lines if _FULL.search(line) or "error" in line), lines[0])
+        if _FULL.search(done.stderr):
             raise FullDiskError(
                 f"the disk is full ({reason}): free some space, or set SCANLINE_CACHE to a folder "
                 "on another disk"
@@ -226,7 +228,7 @@ def included_files(source: Path) -> list[Path]:
     """Return a source and all headers that it includes by ``#include "..."``, also indirectly."""
     files = [source.resolve()]
     for path in files:  # the loop also visits the headers that it appends
-        for name in re.findall(r'^\s*#\s*include\s*"(.+?)"', path.read_text(), re.MULTILINE):
+        for name in re.findall(r'^\s*#\s*include\s*"(.+?)"', path.read_text("utf-8"), re.MULTILINE):
             header = (path.parent / name).resolve()
             if header not in files:
                 files.append(header)

@@ -80,8 +80,15 @@ def test_killed_compiler_stops_the_build(
     assert compilations(compiler) == 4
 
 
+@pytest.mark.parametrize(
+    "output",
+    [
+        "g++: fatal error: Killed signal terminated program cc1plus",
+        "/usr/bin/ld: libstdc++.so: error adding symbols: memory exhausted",
+    ],
+)
 def test_killed_compiler_subprocess_stops_the_build(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel kills it if memory is short. The next build deletes stale files."""
     cache.mkdir(exist_ok=True)
@@ -91,11 +98,10 @@ def test_killed_compiler_subprocess_stops_the_build(
         (left / "cc.s").touch()
     os.utime(old, (0, 0))
     driver = tmp_path / "driver"
-    output = "g++: fatal error: Killed signal terminated program cc1plus"
     driver.write_text(f"#!/bin/sh\n[ $1 = --version ] || {{ echo '{output}' >&2; exit 1; }}\n")
     driver.chmod(0o755)
     monkeypatch.setenv("CXX", str(driver))
-    with pytest.raises(native_build.InterruptedBuildError, match="Killed signal terminated"):
+    with pytest.raises(native_build.InterruptedBuildError, match="because memory is short"):
         native.load_library()
     assert list(cache.iterdir()) == [new]
 
@@ -125,6 +131,9 @@ def test_failing_compiler(cache: Path, tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(BackendError, match=r"failed \(error: no\); set CXX to another one"):
         create_decoder(TINY, 1, "native")
     assert list(cache.iterdir()) == []
+    broken.write_text(broken.read_text().replace("no'", "no /caf\\351'"))  # a name in Latin-1
+    with pytest.raises(BackendError, match="failed \\(error: no /caf\N{REPLACEMENT CHARACTER}"):
+        create_decoder(TINY, 1, "native")
     monkeypatch.setenv("CXX", "g++ '-O2")
     with pytest.raises(BackendError, match="CXX cannot be parsed: no closing quotation"):
         create_decoder(TINY, 1, "native")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -70,6 +71,17 @@ def test_included_files_are_those_of_the_compiler(source: Path) -> None:
     assert (DECODER.with_name("decoder.h").resolve() in found) == (source == DECODER)
 
 
+@pytest.mark.parametrize("source", [DECODER, TRAINING], ids=lambda source: source.stem)
+def test_included_files_in_a_locale_without_utf_8(source: Path) -> None:
+    """Such as zh_CN.GBK, in which the comments cannot be decoded."""
+    program = (
+        "from scanline.kernels.native import build; "
+        f"build.included_files(build.{source.stem.upper()})"
+    )
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | locale, check=True)
+
+
 def test_damaged_build_is_rebuilt(
     cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -96,11 +108,13 @@ def test_unwritable_cache(cache: Path, compiler: Path, caplog: pytest.LogCapture
     assert compilations(compiler) == 1
 
 
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
 def test_full_disk(
-    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    reason: int, cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     """The build uses a temporary folder. No other ISA or compiler is tried."""
-    output = "as: can't write 40 bytes to section .text of x.o: No space left on device"
+    output = f"as: can't write 40 bytes to section .text of x.o: {os.strerror(reason)}"
     full = f'case "$*" in *\'{cache}\'*) echo "{output}" >&2; exit 1;; esac\n'
     compiler.write_text(compiler.read_text().replace("while", f"{full}while"))
     native.load_library()
