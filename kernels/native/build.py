@@ -17,6 +17,7 @@ Environment variables: ``CXX`` is the compiler command, ``SCANLINE_CACHE`` the f
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import logging
 import os
@@ -70,6 +71,10 @@ class FullDiskError(InterruptedBuildError):
 
 class BuildFolderError(InterruptedBuildError):
     """There is no folder to build in from which code may be executed."""
+
+
+class UnloadableBuildError(InterruptedBuildError):
+    """The compiler's output cannot be loaded, whatever the folder and the ISA."""
 
 
 def _words(variable: str) -> list[str]:
@@ -283,6 +288,18 @@ def compile_library(
         built.chmod(0o755)
 
 
+def _load_compiled(path: Path) -> ctypes.CDLL:
+    """Load a new build; raise ``OSError`` if code in its folder may not be executed."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # without an errno
+        if any(os.strerror(code) in str(error) for code in (errno.EPERM, errno.EACCES)):
+            raise
+        raise UnloadableBuildError(
+            f"the compiled code cannot be loaded ({error}): set CXX to another compiler"
+        ) from error
+
+
 def _build_cached(
     compiler: Sequence[str], isa: str, source: Path, path: Path
 ) -> ctypes.CDLL | None:
@@ -290,7 +307,7 @@ def _build_cached(
     try:
         log.info("building %s into %s", source.name, path)
         compile_library(compiler, isa, source, path)
-        return ctypes.CDLL(str(path))
+        return _load_compiled(path)
     except (OSError, FullDiskError) as error:
         log.warning(
             "cannot cache builds in %s (%s); set SCANLINE_CACHE to a writable folder that is not "
@@ -305,7 +322,7 @@ def _build_private(compiler: Sequence[str], isa: str, source: Path, name: str) -
         with tempfile.TemporaryDirectory(prefix="scanline-") as folder:
             path = Path(folder) / name
             compile_library(compiler, isa, source, path)
-            return ctypes.CDLL(str(path))  # stays mapped after the file is deleted
+            return _load_compiled(path)  # stays mapped after the file is deleted
     except OSError as error:
         raise BuildFolderError(
             f"neither the cache nor the temporary folder can be used for builds ({error}); set "

@@ -142,6 +142,16 @@ def test_failing_compiler(cache: Path, tmp_path: Path, monkeypatch: pytest.Monke
         create_decoder(TINY, 1, "native")
 
 
+def test_output_that_cannot_be_loaded(cache: Path, compiler: Path) -> None:
+    """Such as that of a compiler with a newer C++ library. Neither folder nor ISA is to blame."""
+    compiler.write_text(compiler.read_text().replace("exec cp", 'echo none >"$2" || cp'))
+    with pytest.raises(
+        native_build.UnloadableBuildError, match=r"cannot be loaded .*: set CXX to another compiler"
+    ):
+        native.load_library()
+    assert compilations(compiler) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "source", [native_build.DECODER, native_build.TRAINING], ids=lambda s: s.stem
