@@ -227,7 +227,7 @@ def serve(settings: Settings) -> None:
             app_state.open(checkpoints, opener)
             tune_interpreter()
             if app_state.ready:  # compile what scores need now, so that no score waits for it
-                threading.Thread(target=library.is_available, name="building", daemon=True).start()
+                threading.Thread(target=library.get_library, name="building", daemon=True).start()
             if app_state.ready and settings.watches_weights:
                 watch = (settings.watch_seconds, lambda: app_state.draining)
                 threading.Thread(

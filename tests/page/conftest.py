@@ -31,7 +31,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[AppState, str, FakeDecoder]]:
-    library.is_available()  # builds them now, so that no score waits
+    library.get_library()  # builds it now, so that no score waits
     grey = FakeDecoder(GREY, 8)
     grey.arithmetic = 1
     app_state, app = build(decoders={"grey": grey, "colour": FakeDecoder(COLOUR, 8)})

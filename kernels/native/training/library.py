@@ -122,11 +122,6 @@ def get_library() -> TrainingLibrary | None:
         return _open_library(torch.get_num_threads(), os.getpid())
 
 
-def is_available() -> bool:
-    """Return True if the library can be used."""
-    return get_library() is not None
-
-
 def require_library() -> TrainingLibrary:
     """Return the library; raise ``NativeBuildError`` if it cannot be used."""
     library = get_library()
@@ -143,4 +138,5 @@ def supports(x: Tensor, *dtypes: torch.dtype) -> bool:
     """
     if x.device.type != "cpu" or x.dtype not in dtypes or x.numel() == 0:
         return False
-    return is_available() and x.shape[-1] % require_library().lanes == 0
+    library = get_library()
+    return library is not None and x.shape[-1] % library.lanes == 0
