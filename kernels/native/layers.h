@@ -4,9 +4,7 @@
 
 #include <algorithm>
 
-#include "abi.h"
-#include "buffer.h"
-#include "vector.h"
+#include "sizes.h"
 
 namespace scanline {
 
@@ -25,41 +23,31 @@ constexpr int OUTSIDE = 256;  // id of a neighbour outside the image or not yet 
 // A matrix whose rows are padded to `stride` floats. False if the network has no such table.
 class Table {
 public:
-    Table(const float* source, int rows, int columns, int stride)
-        : stride_(stride), data_(source ? static_cast<size_t>(rows) * stride : 0),
+    // With `transposed`, `source` is a linear map's [columns, rows] weight, and row i of the table gets
+    // the weights of input i.
+    Table(const float* source, int rows, int columns, int stride, bool transposed = false)
+        : stride_(static_cast<size_t>(stride)), data_(source ? static_cast<size_t>(rows) * stride_ : 0),
           present_(source != nullptr) {
-        for (int r = 0; source && r < rows; ++r)
-            std::copy_n(source + static_cast<size_t>(r) * columns, columns, (*this)[r]);
-    }
-    // Transpose a linear map's [columns, rows] weight, so that row i holds the weights of input i.
-    static Table transposed(const float* source, int rows, int columns, int stride) {
-        Table table(nullptr, 0, 0, stride);
-        if (!source) return table;
-        table.data_ = Buffer<float>(static_cast<size_t>(rows) * stride);
-        table.present_ = true;
-        for (int r = 0; r < rows; ++r)
-            for (int c = 0; c < columns; ++c)
-                table[r][c] = source[static_cast<size_t>(c) * rows + r];
-        return table;
+        const size_t next_row = transposed ? 1 : columns, next_column = transposed ? rows : 1;
+        for (size_t r = 0; source && r < static_cast<size_t>(rows); ++r)
+            for (size_t c = 0; c < static_cast<size_t>(columns); ++c)
+                data_.get()[r * stride_ + c] = source[r * next_row + c * next_column];
     }
 
     explicit operator bool() const { return present_; }
-    const float* operator[](int row) const { return data_.get() + offset(row); }
-    float* operator[](int row) { return data_.get() + offset(row); }
+    const float* operator[](int row) const { return data_.get() + static_cast<size_t>(row) * stride_; }
 
     void add(int row, float* x) const {
-        for (int i = 0; i < stride_; i += LANES) store(x + i, load(x + i) + load((*this)[row] + i));
+        for (size_t i = 0; i < stride_; i += LANES) store(x + i, load(x + i) + load((*this)[row] + i));
     }
     void add_scaled(int row, float factor, float* x) const {
         const Vec f = broadcast(factor);
-        for (int i = 0; i < stride_; i += LANES)
+        for (size_t i = 0; i < stride_; i += LANES)
             store(x + i, fma(f, load((*this)[row] + i), load(x + i)));
     }
 
 private:
-    size_t offset(int row) const { return static_cast<size_t>(row) * static_cast<size_t>(stride_); }
-
-    int stride_;
+    size_t stride_;
     Buffer<float> data_;
     bool present_;
 };
@@ -67,24 +55,23 @@ private:
 // Input embedding of a step: its values (model/inputs.py), position and label.
 class Embedding {
 public:
-    // `embedded` and `model` are sizes padded to whole vectors, `wide` is the residual stream's row
-    // size.
-    Embedding(const Config& c, const Weights& w, int embedded, int model, int wide)
+    Embedding(const Config& c, const Weights& w, const Sizes& s)
         : config_(c), pixels_(c.height * c.width), steps_per_pixel_(steps_per_pixel(c)),
           neighbours_(NEIGHBOURS * c.channels + steps_per_pixel_ - 1),
           size_(c.sinusoidal ? c.d_model / 2 : c.d_model),
-          values_(w.value_embedding, 256, size_, embedded), start_(w.start, 1, c.d_model, model),
-          tables_(w.tables, neighbours_ * (OUTSIDE + 1), size_, embedded),
-          linear_(Table::transposed(w.linear_weight, 2 * neighbours_, size_, embedded)),
-          linear_bias_(w.linear_bias, 1, size_, embedded),
+          values_(w.value_embedding, 256, size_, s.embedded),
+          start_(w.start, 1, c.d_model, s.model),
+          tables_(w.tables, neighbours_ * (OUTSIDE + 1), size_, s.embedded),
+          linear_(w.linear_weight, 2 * neighbours_, size_, s.embedded, true),
+          linear_bias_(w.linear_bias, 1, size_, s.embedded),
           code_(w.code, pixels_ * steps_per_pixel_, size_, size_),
-          row_(w.row, c.height, c.d_model, model), column_(w.column, c.width, c.d_model, model),
-          label_(w.label, c.classes + 1, c.d_model, model), model_(model), wide_(wide) {}
+          row_(w.row, c.height, c.d_model, s.model), column_(w.column, c.width, c.d_model, s.model),
+          label_(w.label, c.classes + 1, c.d_model, s.model), model_(s.model) {}
 
     void embed(const Arrays& arrays, int slot, int step, float* x) const {
         const size_t values = static_cast<size_t>(pixels_ * config_.channels);
         const uint8_t* canvas = arrays.canvas + static_cast<size_t>(slot) * values;
-        std::fill_n(x, wide_, 0.0f);  // including the padding, which may hold another row's values
+        std::fill_n(x, model_, 0.0f);  // including the padding, which may hold another row's values
         if (config_.neighbourhood) add_neighbourhood(canvas, step, x);
         else values_.add(canvas[step > 0 ? step - 1 : 0], x);
         if (code_) std::copy_n(code_[step], size_, x + size_);
@@ -128,7 +115,7 @@ private:
     const int pixels_, steps_per_pixel_, neighbours_, size_;
     const Table values_, start_, tables_, linear_, linear_bias_, code_;
     const Table row_, column_, label_;
-    const int model_, wide_;
+    const int model_;
 };
 
 // Layer norm. Weight and bias are padded with zeros, so the result's padding is zero.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "layers.h"
 #include "team.h"
 
 namespace scanline {
@@ -25,8 +26,8 @@ class Network {
 public:
     Network(const Config& config, const Weights& weights)
         : config_(config), sizes_(config), format_(precision(config)),
-          embedding_(config, weights, sizes_.embedded, sizes_.model, sizes_.wide),
-          norm_(weights.norm_weight, weights.norm_bias, config.d_model, sizes_.wide),
+          embedding_(config, weights, sizes_),
+          norm_(weights.norm_weight, weights.norm_bias, config.d_model, sizes_.model),
           head_product_(config.head_outputs, config.d_model, config.d_model,
                         head_format(config, weights)) {
         head_product_.fill(weights.head_weight, weights.head_bias, config.head_outputs,
@@ -46,24 +47,24 @@ public:
         const int count = team.pass.row_count;
         WorkerBuffers& buffers = worker.buffers;
         const TileConfig tiles(count);
-        const size_t wide = static_cast<size_t>(sizes_.wide);
+        const size_t model = static_cast<size_t>(sizes_.model);
         const size_t hidden_stride = format_.stride(sizes_.hidden);
         const auto store_added = [&](int row, int column, Vec v) {
-            store(team.added.get() + row * wide + column, v);
+            store(team.added.get() + row * model + column, v);
         };
         const auto activate = [&](int row, int column, Vec v) {
             format_.store_vector(team.hidden.get() + row * hidden_stride, column,
                                  config_.gelu ? gelu(v) : relu(v));
         };
         for (int r = 0; r < count; ++r)
-            embedding_.embed(arrays, rows[r].slot, rows[r].step, buffers.x.get() + r * wide);
+            embedding_.embed(arrays, rows[r].slot, rows[r].step, buffers.x.get() + r * model);
         if (!config_.pre_norm) store_rows(count, buffers);
         float* rings = states + sizes_.rings;
         for (int l = 0; l < config_.n_layers; ++l) {
             const Layer& layer = layers_[static_cast<size_t>(l)];
             if (config_.pre_norm) norm_rows(layer.norm1, count, buffers, false, format_);
             if (sizes_.ring) convolve_rows(layer.conv1, rows, count, rings, worker, format_);
-            rings += sizes_.ring * sizes_.wide;
+            rings += sizes_.ring * sizes_.model;
             attend(l, team.pass, states, worker);
             worker.barrier();
             multiply(layer.out, team.attended.get(), sizes_.qkv(), worker, store_added);
@@ -73,8 +74,8 @@ public:
                       !config_.pre_norm, layer.linear1.format());
             if (sizes_.ring)
                 convolve_rows(layer.conv2, rows, count, rings, worker, layer.linear1.format());
-            rings += sizes_.ring * sizes_.wide;
-            multiply(layer.linear1, buffers.input.get(), sizes_.wide, worker, activate);
+            rings += sizes_.ring * sizes_.model;
+            multiply(layer.linear1, buffers.input.get(), sizes_.model, worker, activate);
             worker.barrier();
             multiply(layer.linear2, team.hidden.get(), sizes_.hidden, worker, store_added);
             worker.barrier();
@@ -82,7 +83,7 @@ public:
             if (!config_.pre_norm) norm_rows(layer.norm2, count, buffers, true, format_);
         }
         norm_rows(norm_, count, buffers, false, head_product_.format());
-        multiply(head_product_, buffers.input.get(), sizes_.wide, worker, [&](int row, int column, Vec v) {
+        multiply(head_product_, buffers.input.get(), sizes_.model, worker, [&](int row, int column, Vec v) {
             store(parameters(team, row) + column, v);
         });
         worker.barrier();
@@ -169,10 +170,10 @@ private:
               out(c.d_model, s.qkv(), s.out_inputs, precision(c)),
               linear1(c.d_ff, c.d_model, c.d_model, first),
               linear2(c.d_model, s.hidden, s.linear2_inputs, precision(c)),
-              norm1(w.norm1_weight, w.norm1_bias, c.d_model, s.wide),
-              norm2(w.norm2_weight, w.norm2_bias, c.d_model, s.wide),
-              conv1(w.conv1_weight, TAPS, c.d_model, s.wide),
-              conv2(w.conv2_weight, TAPS, c.d_model, s.wide) {
+              norm1(w.norm1_weight, w.norm1_bias, c.d_model, s.model),
+              norm2(w.norm2_weight, w.norm2_bias, c.d_model, s.model),
+              conv1(w.conv1_weight, TAPS, c.d_model, s.model),
+              conv2(w.conv2_weight, TAPS, c.d_model, s.model) {
             // Position of feature i of the concatenated heads, with each head padded.
             const auto position = [&](int i) { return i / s.head * s.head_padded + i % s.head; };
             const auto row = [&](int o) { return static_cast<size_t>(o) * c.d_model; };
@@ -210,12 +211,12 @@ private:
         const Range units = worker.part(sizes_.units);
         const PackedLinear& product = layers_[static_cast<size_t>(layer)].qkv;
         std::byte* const rows = worker.buffers.input.get();
-        const size_t wide = format_.stride(sizes_.wide);
-        const std::byte* const input = product.finish(rows, wide, pass.row_count, rows);
+        const size_t input_stride = format_.stride(sizes_.model);
+        const std::byte* const input = product.finish(rows, input_stride, pass.row_count, rows);
         for (int part = 0; part < 3; ++part) {
             const int first = part * sizes_.units * panels;
             product.multiply(
-                input, wide, pass.row_count,
+                input, input_stride, pass.row_count,
                 {first + units.begin * panels, first + units.end * panels},
                 [&](int row, int column, Vec v) {
                     store(qkv + row * stride + column, part < 2 ? feature_map(v) : v);
@@ -281,18 +282,18 @@ private:
     // Add to the residual stream. Each worker keeps its own copy of the whole stream.
     void add_residual(int count, const Team& team, WorkerBuffers& buffers) const {
         float* const x = buffers.x.get();
-        for (int i = 0; i < count * sizes_.wide; i += LANES)
+        for (int i = 0; i < count * sizes_.model; i += LANES)
             store(x + i, load(x + i) + load(team.added.get() + i));
     }
 
     // Normalise the rows into the next product's input and, if `in_place` (post-norm), into the stream.
     void norm_rows(const LayerNorm& norm, int count, WorkerBuffers& buffers, bool in_place,
                    const InputFormat& format) const {
-        const size_t stride = format.stride(sizes_.wide);
+        const size_t stride = format.stride(sizes_.model);
         for (int r = 0; r < count; ++r) {
-            float* const x = buffers.x.get() + r * sizes_.wide;
+            float* const x = buffers.x.get() + r * sizes_.model;
             std::byte* const input = buffers.input.get() + r * stride;
-            float* const normalised = buffers.normalised.get() + r * sizes_.wide;
+            float* const normalised = buffers.normalised.get() + r * sizes_.model;
             norm.apply(x, [&](int i, Vec v) {
                 format.store_vector(input, i, v);
                 if (in_place) store(x + i, v);
@@ -308,7 +309,7 @@ private:
                        const Worker& worker, const InputFormat& format) const {
         WorkerBuffers& buffers = worker.buffers;
         const float* const own = buffers.normalised.get();
-        const int columns = config_.width, wide = sizes_.wide;
+        const int columns = config_.width, D = sizes_.model;
         const int distances[TAPS] = {0, 1, columns + 1, columns, columns - 1};
         for (int r = 0; r < count; ++r) {
             const int step = rows[r].step, column = step % columns;
@@ -320,25 +321,25 @@ private:
                                      (tap == 4 && column == columns - 1);
                 if (outside) taps[tap] = nullptr;
                 else if (before >= 0 && rows[before].slot == rows[r].slot)
-                    taps[tap] = own + before * wide;
-                else taps[tap] = ring + (step - distance) % sizes_.ring * wide;
+                    taps[tap] = own + before * D;
+                else taps[tap] = ring + (step - distance) % sizes_.ring * D;
             }
-            std::byte* const input = buffers.input.get() + r * format.stride(wide);
-            for (int i = 0; i < wide; i += LANES) {
+            std::byte* const input = buffers.input.get() + r * format.stride(D);
+            for (int i = 0; i < D; i += LANES) {
                 Vec y = load(weights[0] + i) * load(taps[0] + i);
                 for (int tap = 1; tap < TAPS; ++tap)
                     if (taps[tap]) y = fma(load(weights[tap] + i), load(taps[tap] + i), y);
                 format.store_vector(input, i, y);
             }
-            if (worker.is_leader()) std::copy_n(own + r * wide, wide, ring + step % sizes_.ring * wide);
+            if (worker.is_leader()) std::copy_n(own + r * D, D, ring + step % sizes_.ring * D);
         }
     }
 
     void store_rows(int count, WorkerBuffers& buffers) const {
         for (int r = 0; r < count; ++r)
-            for (int i = 0; i < sizes_.wide; i += LANES)
-                format_.store_vector(buffers.input.get() + r * format_.stride(sizes_.wide), i,
-                                     load(buffers.x.get() + r * sizes_.wide + i));
+            for (int i = 0; i < sizes_.model; i += LANES)
+                format_.store_vector(buffers.input.get() + r * format_.stride(sizes_.model), i,
+                                     load(buffers.x.get() + r * sizes_.model + i));
     }
 
     const Config config_;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "distribution.h"
-#include "layers.h"
 #include "matrix.h"
 
 namespace scanline {

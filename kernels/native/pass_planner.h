@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention.h"
+#include "layers.h"
 #include "team.h"
 
 namespace scanline {

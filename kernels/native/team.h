@@ -18,7 +18,7 @@ struct Team {
     Team(const Config& c, const Sizes& s, const InputFormat& format)
         : qkv(size_t{MAX_ROWS} * s.qkv_stride()),
           attended(INPUT_ROWS * format.stride(s.qkv())), hidden(INPUT_ROWS * format.stride(s.hidden)),
-          added(size_t{MAX_ROWS} * s.wide), parameters(size_t{MAX_ROWS} * s.parameters),
+          added(size_t{MAX_ROWS} * s.model), parameters(size_t{MAX_ROWS} * s.parameters),
           pending(static_cast<size_t>(s.layers) * MAX_ROWS * 2 * s.qkv()), predictor(c) {}
 
     void resize(int workers) {
@@ -39,8 +39,8 @@ struct Team {
 // A thread's own buffers.
 struct WorkerBuffers {
     explicit WorkerBuffers(const Sizes& s)
-        : x(size_t{MAX_ROWS} * s.wide), normalised(s.ring ? size_t{MAX_ROWS} * s.wide : 0),
-          input(INPUT_ROWS * InputFormat(Format::INT10).stride(std::max({s.wide, s.hidden, s.qkv()}))) {}
+        : x(size_t{MAX_ROWS} * s.model), normalised(s.ring ? size_t{MAX_ROWS} * s.model : 0),
+          input(INPUT_ROWS * InputFormat(Format::INT10).stride(std::max({s.model, s.hidden, s.qkv()}))) {}
 
     Buffer<float> x;           // the residual stream
     Buffer<float> normalised;  // the normalised stream, if it is convolved

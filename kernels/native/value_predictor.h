@@ -9,8 +9,8 @@
 #include <cstring>
 #include <vector>
 
+#include "abi.h"
 #include "distribution.h"
-#include "layers.h"
 
 namespace scanline {
 
