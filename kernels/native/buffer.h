@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <new>
-#include <utility>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -34,19 +33,14 @@ public:
         other.memory_ = nullptr;
         other.data_ = nullptr;
     }
-    Buffer& operator=(Buffer&& other) noexcept {
-        std::swap(memory_, other.memory_);
-        std::swap(data_, other.data_);
-        return *this;
-    }
     ~Buffer() { std::free(memory_); }
 
     T* get() { return data_; }
     const T* get() const { return data_; }
 
 private:
-    void* memory_ = nullptr;
-    T* data_ = nullptr;
+    void* memory_;
+    T* data_;
 };
 
 }  // namespace scanline

@@ -26,7 +26,7 @@ constexpr bool BF16_DOT = true;  // vdpbf16ps, bfdot: dot product of bf16 pairs
 #else
 constexpr bool BF16_DOT = false;
 #endif
-#if defined(__AVX512BW__) || defined(__AVX2__) || defined(__SSE2__)
+#if defined(__SSE2__)
 constexpr bool INT16_DOT = true;  // vpmaddwd: dot product of int16 pairs
 #else
 constexpr bool INT16_DOT = false;

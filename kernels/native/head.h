@@ -177,8 +177,8 @@ private:
         }
     }
 
-    bool categorical_ = false;
-    int channels_ = 1;
+    const bool categorical_;
+    const int channels_;
 };
 
 }  // namespace scanline

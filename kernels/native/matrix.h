@@ -290,10 +290,10 @@ private:
         return *kernels;
     }
 
-    Format format_ = Format::FLOAT32;
-    int width_ = 0, panels_ = 0;
-    int max_input_ = 0, max_weight_sum_ = 0;
-    size_t panel_bytes_ = 0, copy_panel_bytes_ = 0;
+    Format format_;
+    int width_, panels_;
+    int max_input_, max_weight_sum_;
+    size_t panel_bytes_, copy_panel_bytes_;
     Buffer<std::byte> weights_;
     Buffer<std::byte> copy_;        // the weights again, in the layout for many rows
     Buffer<float> bias_, scales_;   // per output

@@ -13,7 +13,7 @@
 #include <limits>
 #include <utility>
 
-#if defined(__AVX2__) || defined(__SSE2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>

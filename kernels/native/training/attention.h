@@ -68,7 +68,7 @@ public:
                 load_input(first + i + p, VALUE, value[p]);
             }
             Vec read[P][N];
-            update_and_read<N, P>(state_, K, key, value, query, read);
+            update_and_read<N, P>(state_, key, value, query, read);
             for (int p = 0; p < P; ++p) {
                 z_.add(key[p].vec);
                 const float denominator = dot(query[p].vec, z_.vec) + ATTENTION_EPS;
@@ -96,7 +96,7 @@ public:
                 load_input(first + i + p, VALUE, value[p]), load_gradient(first + i + p, g[p]);
             }
             Vec grad[P][N];
-            update_and_read<N, P>(state_, K, value, key, g, grad);
+            update_and_read<N, P>(state_, value, key, g, grad);
             for (int p = 0; p < P; ++p) {
                 const int64_t t = first + i + p;
                 z_.add(key[p].vec);
@@ -128,8 +128,8 @@ public:
                 load_input(t, VALUE, value[p]), load_gradient(t, g[p]);
             }
             Vec grad_value[P][N], grad_key[P][N];
-            update_and_read<N, P>(state_, K, query, g, key, grad_value);
-            update_and_read<N, P>(transposed_, K, g, query, value, grad_key);
+            update_and_read<N, P>(state_, query, g, key, grad_value);
+            update_and_read<N, P>(transposed_, g, query, value, grad_key);
             for (int p = 0; p < P; ++p) {
                 const int64_t t = last - 1 - i - p;
                 for (int n = 0; n < N; ++n) {

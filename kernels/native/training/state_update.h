@@ -32,13 +32,13 @@ struct HeadVector {
 // For each position p in order: S[i] += a[p][i] x[p] for each row i of `state`, then
 // read[p] = Σ_i b[p][i] S[i].
 template <int N, int P>
-ALWAYS_INLINE inline void update_and_read(float* state, int rows, const HeadVector<N> (&a)[P],
+ALWAYS_INLINE inline void update_and_read(float* state, const HeadVector<N> (&a)[P],
                                           const HeadVector<N> (&x)[P], const HeadVector<N> (&b)[P],
                                           Vec (&read)[P][N]) {
     constexpr int CHAINS = P == 1 ? 2 : 1;  // two independent chains of additions hide their latency
     Vec added[P][N], totals[CHAINS][P][N] = {};
     for (int p = 0; p < P; ++p) std::copy_n(x[p].vec, N, added[p]);
-    for (int i = 0; i < rows; i += CHAINS)
+    for (int i = 0; i < N * LANES; i += CHAINS)
         for (int c = 0; c < CHAINS; ++c) {
             float* const row = state + (i + c) * N * LANES;
             Vec update[P], query[P];
