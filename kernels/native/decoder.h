@@ -15,8 +15,8 @@ namespace scanline {
 // If there are few images, a pass is filled up to this many rows with known and predicted values.
 constexpr int LOOKAHEAD_ROWS = BLOCK;
 // Barriers are slow when other processes compete for the cores, because each one may cost a time slice.
-// After MAX_SLEEPS barriers in which a thread had to sleep, the next SOLO_PIXELS pixels are computed
-// without teams.
+// If the threads of a team together slept MAX_SLEEPS times at the barriers of a call, the next
+// SOLO_PIXELS pixels are computed without teams.
 constexpr int MAX_SLEEPS = 3, SOLO_PIXELS = 512;
 
 // A partition of the threads: the number of teams, and of the threads in all of them.
@@ -229,8 +229,8 @@ private:
         run(worker, &slots_[i], &ends_[i], 1, false, MAX_ROWS, nullptr);
     }
 
-    // Compute passes, planned by the team's leader, until all images reach their ends or too many
-    // barriers had sleeping threads.
+    // Compute passes, planned by the team's leader, until all images reach their ends or the team's
+    // threads slept too often at barriers.
     void run(const Worker& worker, const int* slots, const int* ends, int count, bool twins,
              int lookahead, ValuePredictor* predictor) {
         Pass& pass = worker.team.pass;

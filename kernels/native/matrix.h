@@ -1,9 +1,9 @@
 // Weight matrices packed for streaming, and their product with a few rows of activations.
 //
-// Outputs are grouped in panels of PANEL. A panel holds, for each input (float32), pair of inputs (16
-// bits) or group of four (8 bits), the weights of all its outputs (`weight_position`). A kernel keeps one
-// accumulator per row and output and adds the inputs in order, or sums integers exactly. A row's result
-// is therefore the same whether it is computed alone or with others (batch invariance).
+// Outputs are grouped in panels of PANEL. A panel holds, for each group of GROUP_SIZE inputs, the weights
+// of all its outputs (`weight_position`, or `Int10Group`). A kernel keeps one accumulator per row and
+// output and adds the inputs in order, or sums integers exactly. A row's result is therefore the same
+// whether it is computed alone or with others (batch invariance).
 #pragma once
 
 #include <limits>
@@ -25,7 +25,8 @@ constexpr int BLOCK = 12;
 constexpr int BLOCK = 6;
 #endif
 // Up to this number of rows, INT10 is multiplied from its own layout. With more rows, unpacking the
-// weights takes longer than reading them, so they are read from a copy in the layout of INT16.
+// weights takes longer than reading them, so they are read from a copy in the layout of INT16. (With AMX
+// the copy is for tiles, from MIN_TILE_ROWS rows on.)
 #if defined(__AVX512F__)
 constexpr int MAX_INT10_ROWS = 8;
 #else
@@ -53,7 +54,7 @@ inline void prefetch_panel(const std::byte* next, size_t bytes) {
 }
 
 // Multiply R rows by P adjacent panels: tile[r][column] = Σ_k input[r][k] · weight[k][column], an
-// integer for int8 and int16. With few rows, several panels at once give enough independent sums to
+// integer for integer formats. With few rows, several panels at once give enough independent sums to
 // hide the latency of an instruction. The unnamed parameter is the number of used rows, which only AMX
 // kernels need.
 template <Format F, int R, int P>
@@ -74,7 +75,7 @@ void multiply(const std::byte* input, size_t stride, int, const std::byte* panel
         prefetch_panel<R>(panel + panel_bytes, BYTES);
         unroll<P>([&](auto p) ALWAYS_INLINE {
             const std::byte* const w = panel + p * panel_bytes;
-            // One step after the other, because the unpacked weights of both would not fit in
+            // One step after the other, because the unpacked weights of all would not fit in
             // registers.
             unroll<DOT_STEPS<F>>([&](auto dot_step) ALWAYS_INLINE {
                 VecInt weights[PANEL_VECS];

@@ -56,7 +56,7 @@ public:
         }
     }
 
-    // Number of times that a member slept since `reset`.
+    // Number of sleeps of all members together since `reset`.
     int sleeps() const { return sleeps_.load(std::memory_order_relaxed); }
 
 private:
