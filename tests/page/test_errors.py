@@ -11,7 +11,6 @@ import pytest
 from scanline.service.state.app_state import AppState
 from tests.page.helpers import (
     Open,
-    change_models,
     expect,
     fill_setting,
     pick_model,
@@ -60,18 +59,6 @@ def test_bad_gateway_is_retried(visit: Open) -> None:
     expect(page.locator("#draw [data-status-panel]")).to_contain_text("Reconnecting in")
     wait_until_drawn(page)
     assert len(requested) == 3
-
-
-def test_requests_keep_to_the_limit_of_the_server(visit: Open) -> None:
-    page = visit()
-    wait_until_drawn(page)
-    change_models(page, lambda reply: reply.update(max_images=3))
-    wait_until_drawn(page)
-    assert page.locator("#draw .image-grid li").count() == 3
-    page.click("nav >> text=Complete")
-    with page.expect_request("**/v1/completions") as request:
-        page.click("#complete-form button[type=submit]")
-    assert 'name="n"\r\n\r\n3\r\n' in (request.value.post_data or "")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ export class CompleteView {
   constructor(page) {
     this.page = page;
     this.form = byId("complete-form");
-    this.grid = new ImageGrid(byId("complete"), page.viewer);
+    this.grid = new ImageGrid(byId("complete"), page);
     this.editor = new Editor(byId("editor"), byId("editor-position"), () => this.onEdit());
     this.tools = new EditorTools(this.form, this.editor);
     this.examples = new ExampleStrip(byId("editor-status"), (picture) => this.openExample(picture));

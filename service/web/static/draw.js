@@ -24,7 +24,7 @@ export class DrawView {
   constructor(page) {
     this.page = page;
     this.form = document.getElementById("draw-form");
-    this.grid = new ImageGrid(document.getElementById("draw"), page.viewer);
+    this.grid = new ImageGrid(document.getElementById("draw"), page);
     this.sampling = new SamplingControls(document.getElementById("draw-sampling"));
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();

@@ -7,7 +7,7 @@ import { embedRecipe } from "./recipe.js";
 import { SAMPLING } from "./sampling-controls.js";
 
 const COLUMNS = ["model", "seed", "label", "bits_per_dim", ...SAMPLING, "particles"];
-const MAX_SCORED = 64; // pictures per request
+const MAX_SCORED = 64; // pictures per request, if the server allows as many
 const HEATMAPS = "Heat maps";
 const EXPLANATIONS = {
   details: "The seed of each picture, and its bits per value: how much it surprised the model.",
@@ -19,9 +19,14 @@ const csvQuote = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')
 
 /** The toolbar below a grid. */
 export class GridToolbar {
-  /** @param {HTMLElement} list of the tiles @param {(text: string | null) => void} onError */
-  constructor(list, onError) {
+  /**
+   * @param {HTMLElement} list of the tiles
+   * @param {number} maxImages the server's limit per request
+   * @param {(text: string | null) => void} onError
+   */
+  constructor(list, maxImages, onError) {
     this.list = list;
+    this.maxScored = Math.min(MAX_SCORED, maxImages);
     const bar = document.createElement("div");
     bar.className = "share grid-toolbar";
     const createButton = (name, title, act) => {
@@ -120,8 +125,8 @@ export class GridToolbar {
     const groups = Map.groupBy(tiles, ({ request, result }) => `${request.model.id}/${result.label}`);
     await Promise.all([...groups.values()].map(async (group) => {
       const [{ request: { model }, result: { label } }] = group;
-      for (let from = 0; from < group.length; from += MAX_SCORED) {
-        const batch = group.slice(from, from + MAX_SCORED).filter((tile) => !tile.bits);
+      for (let from = 0; from < group.length; from += this.maxScored) {
+        const batch = group.slice(from, from + this.maxScored).filter((tile) => !tile.bits);
         if (!batch.length) continue;
         const pngs = await Promise.all(batch.map(({ player }) => toPng(player.picture)));
         const data = await scoreImages(model, pngs, label);

@@ -18,15 +18,15 @@ const roughFormat = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 })
 export class ImageGrid {
   /**
    * @param {HTMLElement} view contains the grid, the status panel and the share bar
-   * @param {import("./viewer.js").Viewer} viewer opens a clicked image
+   * @param {object} page the `Page` of app.js
    * @param {HTMLElement} form contains the cancel button
    */
-  constructor(view, viewer, form = view) {
+  constructor(view, page, form = view) {
     this.list = view.querySelector(".image-grid");
     this.status = new StatusPanel(view.querySelector("[data-status-panel]"));
     this.cancelButton = form.querySelector("[data-cancel]");
-    this.viewer = viewer;
-    this.toolbar = new GridToolbar(this.list, (text) => {
+    this.viewer = page.viewer; // opens a clicked image
+    this.toolbar = new GridToolbar(this.list, page.maxImages, (text) => {
       if (text) this.status.showError(text);
       else this.status.clearError();
     });

@@ -76,27 +76,30 @@ export class PlayView {
     this.setStatus("Drawing five pictures …");
     this.rounds = Array.from({ length: ROUNDS }, () => ({ picture: blankPicture(model), drawn: 0 }));
     this.nextRound();
-    const fields = { model: model.id, seed, n: ROUNDS, label: "random" };
+    const { maxImages } = this.page; // of one request
     try {
-      await followGeneration(
-        { fields },
-        (event) => this.handleEvent(event),
-        (text) => signal.aborted || this.rounds[this.at].modelGuess || this.setStatus(text),
-        signal,
-      );
+      for (let first = 0; first < ROUNDS; first += maxImages) {
+        const n = Math.min(maxImages, ROUNDS - first);
+        await followGeneration(
+          { fields: { model: model.id, seed: seed + first, n, label: "random" } },
+          (event) => this.handleEvent(event, this.rounds.slice(first)),
+          (text) => signal.aborted || this.rounds[this.at].modelGuess || this.setStatus(text),
+          signal,
+        );
+      }
     } catch (error) {
       if (!signal.aborted) this.fail(error);
     }
   }
 
-  /** Handle an event of the stream that draws all five pictures. */
-  handleEvent({ name, data }) {
+  /** Handle an event of the stream that draws the pictures of `rounds`. */
+  handleEvent({ name, data }, rounds) {
     if (name === "started") {
       checkShape(data, this.model);
-      data.images.forEach(({ label }, k) => { this.rounds[k].label = label; });
+      data.images.forEach(({ label }, k) => { rounds[k].label = label; });
     } else if (name === "pixels") {
       for (const { index, position, values } of data.updates) {
-        const round = this.rounds[index];
+        const round = rounds[index];
         round.picture.values.set(values, position * this.model.channels);
         round.drawn = Math.max(round.drawn, position + values.length / this.model.channels);
       }

@@ -12,11 +12,13 @@ const SECONDS_PER_IMAGE = 3;
 /** The form with the replacement values, and the grid of continuations. */
 export class WhatIf {
   /** @param {object} page @param {() => void} onChange of a value or a sampling parameter */
-  constructor({ viewer, maxImages }, onChange) {
-    this.count = Math.min(COUNT, maxImages);
+  constructor(page, onChange) {
+    this.count = Math.min(COUNT, page.maxImages);
     this.form = document.getElementById("whatif-form");
+    this.form.querySelector("[type=submit]").textContent =
+      this.count === 1 ? "Continue" : `Continue in ${this.count} ways`;
     this.values = document.getElementById("whatif-values");
-    this.grid = new ImageGrid(document.getElementById("whatif-results"), viewer, this.form);
+    this.grid = new ImageGrid(document.getElementById("whatif-results"), page, this.form);
     this.onChange = onChange;
     this.sampling = new SamplingControls(document.getElementById("whatif-sampling"));
     this.values.addEventListener("input", () => { this.target.chosen = true; });

@@ -24,10 +24,12 @@ export class LimitsScene {
     const picture = await drawPicture(model, { seed: SEED }, signal, onStatus);
     const first = model.width * Math.round(model.height / 2);
     const png = await toPng(picture, (p) => p >= first);
-    const fields = { model: model.id, n: COUNT, seed: COMPLETION_SEED, output: "values" };
-    const response = await withRetries(
-      () => postImages("v1/completions", fields, png, signal), signal, { onStatus });
-    const { images } = await readJson(response);
+    const images = await Promise.all(Array.from({ length: COUNT }, async (_, k) => {
+      const fields = { model: model.id, seed: COMPLETION_SEED + k, output: "values" };
+      const response = await withRetries(
+        () => postImages("v1/completions", fields, png, signal), signal, { onStatus });
+      return (await readJson(response)).images[0];
+    }));
     const known = new Uint8Array(pixelCount(model)).fill(1, first);
     this.row.replaceChildren(
       this.createCanvas(picture, "The known lower half", (p) => known[p]),
