@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -185,9 +185,9 @@ def test_slider_drag_is_one_undo_step(visit: Open) -> None:
     expect(rows).to_have_value(before)
 
 
-def open_with_sketch(visit: Open) -> tuple[Page, list[list[int]]]:
+def open_with_sketch(visit: Open, **options: Any) -> tuple[Page, list[list[int]]]:
     """Draw a stroke on a blank picture; return the page and the pixels of the editor."""
-    page = visit("#complete")
+    page = visit("#complete", **options)
     wait_until_drawn(page, "complete")
     page.click("#blank")
     expect(page.locator("#editor")).to_be_focused()
@@ -239,5 +239,25 @@ def test_reload_keeps_an_own_drawing(visit: Open) -> None:
     expect(page.locator("#editor-status")).to_contain_text("had not completed yet")
     assert pixels(page, "#editor") == drawn
     page.click("#complete-form button[type=submit]")
+    wait_until_drawn(page, "complete")
+    assert page.evaluate("sessionStorage.getItem('scanline-sketch')") is None
+
+
+def test_drawing_that_is_completed_while_it_is_encoded_is_not_kept(visit: Open) -> None:
+    script = """
+        const read = Blob.prototype.arrayBuffer;
+        const released = new Promise((resolve) => { window.release = resolve; });
+        Blob.prototype.arrayBuffer = async function () {
+            window.held = window.hold;
+            if (window.hold) await released;
+            return read.call(this);
+        };
+    """
+    page, _ = open_with_sketch(visit, script=script)
+    page.evaluate("() => { window.hold = true; }")
+    sketch(page, 0.4)
+    page.wait_for_function("() => window.held")
+    page.click("#complete-form button[type=submit]")
+    page.evaluate("() => window.release()")
     wait_until_drawn(page, "complete")
     assert page.evaluate("sessionStorage.getItem('scanline-sketch')") is None

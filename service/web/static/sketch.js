@@ -21,8 +21,9 @@ export class SketchStore {
   }
 
   async saveNow(model) {
-    const { picture, lowestRow, strokeEnd, background, blank } = this.editor;
+    const { timer, editor: { picture, lowestRow, strokeEnd, background, blank } } = this;
     const image = await toBase64Url(await toPng(picture, (p) => picture.known[p]));
+    if (!this.enabled || this.timer !== timer) return; // forgotten or changed meanwhile
     const state = { lowestRow, strokeEnd, background, blank };
     try {
       sessionStorage.setItem(STORAGE_KEY, JSON.stringify({ model: model.id, image, state }));
