@@ -232,6 +232,13 @@ def test_link_with_sampling_fields_only(visit: Open) -> None:
     assert {"top_p=0.9", "temperature=0.5"} <= set(url_hash(page).partition("?")[2].split("&"))
 
 
+@pytest.mark.parametrize("view", ["draw", "watch", "inside"])
+def test_sampling_value_that_is_no_number_becomes_the_default(visit: Open, view: str) -> None:
+    page = visit(f"#{view}?seed=5&at=3&temperature=cold&top_p=")
+    expect(page).to_have_url(re.compile(rf"#{view}\?model=grey&.*temperature=1(&|$)"))
+    assert not re.search(r"top_p=(0|&|$)", page.url)
+
+
 @pytest.mark.parametrize("view", ["complete", "inside"])
 def test_damaged_picture_in_link_is_reported(visit: Open, view: str) -> None:
     page = visit(f"#{view}?image=%25%25")

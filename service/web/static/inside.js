@@ -115,8 +115,9 @@ export class InsideView {
     const position = Number(fields.get("at") ?? NaN);
     const at = Number.isSafeInteger(position) && position >= 0 ? position : null;
     const label = resolveClass(this.model, fields.get("label") ?? "");
-    const options = Object.fromEntries(SAMPLING.filter((name) => fields.get(name))
-      .map((name) => [name, Number(fields.get(name))]));
+    const sampling = samplingOf(this.model, fields); // corrects what is no number
+    const options = Object.fromEntries(SAMPLING.filter((name) => fields.has(name))
+      .map((name) => [name, sampling[name]]));
     if (label) options.label = label;
     if (fields.has("image")) {
       const image = fields.get("image");

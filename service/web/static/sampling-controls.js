@@ -27,7 +27,7 @@ const defaultOf = (model, name) => model[name] ?? SLIDERS[name].neutral;
 /** Return the sampling values of a link; the model's defaults for values that it does not name. */
 export function samplingOf(model, link) {
   return Object.fromEntries(SAMPLING.map((name) => {
-    const value = Number(link.get(name) ?? NaN);
+    const value = Number(String(link.get(name) ?? "") || NaN); // not Number(""), which is 0
     return [name, Number.isFinite(value) ? value : defaultOf(model, name)];
   }));
 }
