@@ -73,3 +73,21 @@ def test_slow_view_is_announced_and_abandoned(visit: Open, elsewhere: bool) -> N
         wait_until_measured(page)
         expect(page.locator("#inside-caption")).to_contain_text("Seed 5 ·")
     expect(page.locator("#loading")).to_be_hidden()
+
+
+def test_print_has_pictures_and_captions_without_controls(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5&label=one")
+    wait_until_drawn(page)
+    page.locator("#draw .image-grid button").first.click()
+    page.click("#viewer-keep")
+    page.keyboard.press("Escape")
+    controls = page.locator(":is(a, button, input, select):not(:has(canvas, img))")
+    for view in ("draw", "complete"):
+        page.emulate_media(media="screen")
+        page.click(f"nav [data-view={view}]")
+        wait_until_drawn(page, view)
+        page.emulate_media(media="print")
+        expect(page.locator(f"#{view} .image-grid canvas").last).to_be_visible()
+        expect(page.locator(f"#{view} [data-strip=kept] img")).to_be_visible()
+        expect(controls.filter(visible=True)).to_have_count(0)
+        expect(page.locator("#editor")).to_be_hidden()
