@@ -126,7 +126,7 @@ def _splits_bf16(config: DecodeConfig) -> bool:
 
 def source() -> str:
     """Return the source code of the kernel."""
-    return "".join((FOLDER / name).read_text() for name in SOURCES)
+    return "".join((FOLDER / name).read_text("utf-8") for name in SOURCES)
 
 
 def defines(config: DecodeConfig, launch: LaunchConfig) -> dict[str, int | float]:
