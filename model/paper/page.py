@@ -54,8 +54,8 @@ several seeds of the training. If there is one seed, the spread says nothing abo
 - On a CPU, causal `linear` trains in our C++, `softmax` in PyTorch's fused kernel, and everything \
 else in plain PyTorch.
 - `lsh` averages its rounds of hashing and draws new hash functions in every pass of the training, \
-as in the authors' code. Units measured before it did so, or before it was made faster, are marked \
-below their table."""
+as in the authors' code. Units measured before that, or with an earlier, slower implementation, \
+are marked below their table."""
 UNFINISHED = (
     "Numbers of unfinished trainings are intermediate: compare kinds only after equal time, images "
     "or steps. To continue a unit, run its command again with the same `--out`."
