@@ -162,6 +162,13 @@ def restored_interpreter() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a temporary folder that all of pytest-xdist's workers share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 @pytest.fixture
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set ``SCANLINE_CACHE`` to a folder that holds only the compiled native libraries."""

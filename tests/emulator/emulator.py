@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -45,13 +47,14 @@ class DrawnImages(NamedTuple):
 
 
 def build(s: DecodeConfig, config: LaunchConfig, folder: Path) -> ctypes.CDLL:
-    """Compile the kernel for the CPU; ``folder`` caches the libraries."""
-    macros = defines(s, config)
-    path = folder / f"{abs(hash(tuple(macros.items())))}.so"
+    """Compile the kernel for the CPU; ``folder`` caches the libraries, for several processes."""
+    options = [f"-D{name}={literal(value)}" for name, value in defines(s, config).items()]
+    path = folder / f"{hashlib.sha256(' '.join(options).encode()).hexdigest()}.so"
     if not path.exists():
-        options = [f"-D{name}={literal(value)}" for name, value in macros.items()]
-        command = [*find_compiler(), *FLAGS, *options, str(SOURCE), "-o", str(path)]
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        command = [*find_compiler(), *FLAGS, *options, str(SOURCE), "-o", str(unfinished)]
         subprocess.run(command, check=True, capture_output=True, text=True)
+        unfinished.replace(path)
     return ctypes.CDLL(str(path))
 
 

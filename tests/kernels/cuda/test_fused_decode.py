@@ -51,8 +51,10 @@ MANY_ROWS = LaunchConfig(cluster=1, rows=48, warps=4, head_groups=2, states_per_
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulator")
+def folder(shared_folder: Path) -> Path:
+    folder = shared_folder / "emulator"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def images(config: ModelConfig) -> tuple[ReferenceDecoder, list[int]]:

@@ -42,9 +42,11 @@ def emulated(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def emulation_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def emulation_folder(shared_folder: Path) -> Path:
     """Return a folder for builds of emulated ISAs that all tests share."""
-    return tmp_path_factory.mktemp("emulated")
+    folder = shared_folder / "emulated"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def compiler_supports(isa: str) -> bool:

@@ -91,7 +91,7 @@ def test_golden_pictures_of_emulated_isas(
     name: str, precision: Precision, emulated: str, emulation_folder: Path,
     monkeypatch: pytest.MonkeyPatch, record_property: RecordProperty,
 ) -> None:  # fmt: skip
-    use_emulation(emulated, emulation_folder, monkeypatch, "-O3")
+    use_emulation(emulated, emulation_folder, monkeypatch)
     used = check_golden(name, precision, EMULATED[emulated])
     assert used == emulated
     record_property("instruction set", used)
@@ -102,9 +102,10 @@ def test_golden_pictures_of_emulated_isas(
 def test_golden_pictures_of_shipped_models(
     name: str, isa: str, record_property: RecordProperty, request: pytest.FixtureRequest
 ) -> None:
+    """Tiny networks are drawn with every precision, shipped models with all only if ``--broad``."""
     precisions = GOLDEN_PRECISIONS
-    if isa == "portable" and not request.config.getoption("--broad"):  # fma in software is slow
-        if name == "cifar10":
+    if not request.config.getoption("--broad"):
+        if (isa, name) == ("portable", "cifar10"):  # fma in software is slow
             pytest.skip("takes many minutes for cifar10: run with --broad")
         precisions = ("int16",)
     for precision in precisions:
