@@ -10,8 +10,8 @@ UPGRADE ?= --upgrade
 EXTRAS ?= dev
 # Paths in here are relative, so that the checkout's own path may contain any character.
 PIP_INSTALL = $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --editable
-# Many tests wait for a browser or a server, so use two processes more than there are cores, up to four.
-WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 2))")
+# Many tests wait for a browser or a server, so use one process more than there are cores, up to four.
+WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 # Without cached bytecode, each of the hundreds of processes that tests start would compile its imports.
