@@ -49,9 +49,9 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_one_variant_of_every_kernel_compiles() -> None:
-    """One variant of every kernel; ``make gate`` compiles all, which takes minutes.
+    """One variant of every kernel; ``make gate`` compiles all for sm_100 too, which takes minutes.
 
-    Kernels with tensor core instructions are compiled for all architectures.
+    Kernels with tensor core instructions are compiled for two architectures.
     """
     tensor_core = "attention_.*/bf16/32/packed|mnist-paper/bf16/0.(qkv|out)"
     others = "mnist-paper/bf16/(embed|0.state|norm|sample)|mnist/bf16/0.conv1"
@@ -60,7 +60,7 @@ def test_one_variant_of_every_kernel_compiles() -> None:
         "-m",
         "scanline.kernels.cuda.compile_gate",
         "--arch",
-        "80,90,100",
+        "80,90",
         "--match",
         f"({tensor_core}) sm_|({others}|fused_decode/mnist-paper/(16 x 8|1 x 80)) sm_90$",
     ]
@@ -71,14 +71,14 @@ def test_one_variant_of_every_kernel_compiles() -> None:
         uses_tensor_cores = kernel in (
             "forward_kernel", "backward_kernel", "project_kernel", "residual_kernel"
         )  # fmt: skip
-        for arch in (80, 90, 100) if uses_tensor_cores else (90,):
+        for arch in (80, 90) if uses_tensor_cores else (90,):
             row = rf"^(attention_)?{kernel}/.* {arch} +\d+ +\d+ +0 +\d+\.\d$"
             assert re.search(row, result.stdout, re.M), (kernel, arch)
     for rows in ("16 x 8", "1 x 80"):
         assert re.search(
             rf"^fused_decode/mnist-paper/{rows} +90 +\d+ +\d+ ", result.stdout, re.M
         ), rows
-    verdict = r"\d+ of \d+ variants for sm_80, sm_90, sm_100, .*: all passed"
+    verdict = r"\d+ of \d+ variants for sm_80, sm_90, .*: all passed"
     assert re.search(verdict, result.stdout)
 
 

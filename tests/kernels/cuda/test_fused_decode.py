@@ -90,8 +90,8 @@ def images(config: ModelConfig) -> tuple[ReferenceDecoder, list[int]]:
 @pytest.mark.parametrize(
     "config",
     [
-        # Other configs cover the options of "given".
-        pytest.param(config, marks=pytest.mark.broad if name == "given" else (), id=name)
+        # Other configs cover the options of "given" and "rgb".
+        pytest.param(config, marks=pytest.mark.broad if name in ("given", "rgb") else (), id=name)
         for name, config in CONFIGS.items()
     ],
 )
