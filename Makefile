@@ -24,7 +24,7 @@ install: $(INSTALLED)  ## install what serving and training need, without the te
 serve: $(INSTALLED)  ## serve the shipped models on http://127.0.0.1:8000
 	$(BIN)/scanline serve
 
-test: $(READY)  ## tests for everyday changes: about five minutes, no browser, no cluster
+test: $(READY)  ## tests for everyday changes: five to ten minutes, no browser, no cluster
 	$(PYTEST) -m "not slow and not page and not cluster"
 
 test-rest: $(READY)  ## the other tests that CI runs: slow ones, the page and a Ray cluster
