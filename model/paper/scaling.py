@@ -255,7 +255,7 @@ class _Figure1(Experiment[ScalingSettings]):
             _curves(left, shown, "seconds", 1, f"seconds per sample, {title}")
             _curves(right, shown, "bytes", 1e-6, f"peak MB per sample, {title}")
             if shown:
-                left.legend(fontsize=7)
+                right.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _curves(axes: Axes, rows: dict[str, Row], what: str, scale: float, label: str) -> None:

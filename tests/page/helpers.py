@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KINDS = "chromium-headless-shell", "chromium", "chromium-browser"
 CHROMIUM = next(filter(None, map(shutil.which, KINDS)), None)
 if CHROMIUM is None:
-    pytest.skip("needs chromium: apt install chromium", allow_module_level=True)
+    pytest.skip("needs chromium: apt install chromium-headless-shell", allow_module_level=True)
 
 ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
