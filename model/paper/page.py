@@ -201,7 +201,7 @@ def _section(one: Experiment[Any], results: Results, folder: Path, beside: Path)
 
 
 def _provenance(measured: Measured) -> str:
-    """List the machine and date of each group of units, and which are unfinished."""
+    """List the machine, date and note of each group of units, and which are unfinished."""
     groups: dict[str, list[str]] = {}
     for unit, report in measured.reports.items():
         machine = report["hardware"]
@@ -210,16 +210,16 @@ def _provenance(measured: Measured) -> str:
             f"{machine['cpu']} ({machine['isa']}), {threads} of {machine['cores']} cores, "
             f"{machine['gpu'] or 'no GPU'}, PyTorch {machine['torch']}, {report['date']}"
         )
+        if "note" in report:
+            where += f"; {report['note']}"
         groups.setdefault(where, []).append(f"`{unit}`{_state(report)}")
     return "\n".join(f"- {', '.join(units)}: {where}" for where, units in groups.items())
 
 
 def _state(report: Row) -> str:
-    """Describe the time that a unit's training took, whether it is finished, and its note."""
+    """Describe the time that a unit's training took, and whether it is finished."""
     seconds = sum(row["seconds"] for row in report["rows"].values() if "evaluations" in row)
     parts = [f"{seconds:,.0f} s of training"] if seconds else []
     if not report["complete"]:
         parts.append("unfinished")
-    if "note" in report:
-        parts.append(report["note"])
     return f" ({', '.join(parts)})" if parts else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from scanline.kernels.cache import atomic_path
 from scanline.kernels.cuda.buffers import allocate_buffers, allocate_weights
 from scanline.kernels.cuda.decode_config import DecodeConfig
 from scanline.kernels.cuda.fused.driver import literal
@@ -47,14 +47,13 @@ class DrawnImages(NamedTuple):
 
 
 def build(s: DecodeConfig, config: LaunchConfig, folder: Path) -> ctypes.CDLL:
-    """Compile the kernel for the CPU; ``folder`` caches the libraries, for several processes."""
+    """Compile the kernel for the CPU, unless ``folder``, which processes may share, has it."""
     options = [f"-D{name}={literal(value)}" for name, value in defines(s, config).items()]
     path = folder / f"{hashlib.sha256(' '.join(options).encode()).hexdigest()}.so"
     if not path.exists():
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        command = [*find_compiler(), *FLAGS, *options, str(SOURCE), "-o", str(unfinished)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
-        unfinished.replace(path)
+        with atomic_path(path) as built:
+            command = [*find_compiler(), *FLAGS, *options, str(SOURCE), "-o", str(built)]
+            subprocess.run(command, check=True, capture_output=True, text=True)
     return ctypes.CDLL(str(path))
 
 

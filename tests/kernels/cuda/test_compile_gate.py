@@ -49,7 +49,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_one_variant_of_every_kernel_compiles() -> None:
-    """One variant of every kernel; ``make gate`` compiles all for sm_100 too, which takes minutes.
+    """One variant of every kernel; ``make gate`` compiles all, also for sm_100, in minutes.
 
     Kernels with tensor core instructions are compiled for two architectures.
     """

@@ -44,9 +44,7 @@ def emulated(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def emulation_folder(shared_folder: Path) -> Path:
     """Return a folder for builds of emulated ISAs that all tests share."""
-    folder = shared_folder / "emulated"
-    folder.mkdir(exist_ok=True)
-    return folder
+    return shared_folder / "emulated"
 
 
 def compiler_supports(isa: str) -> bool:

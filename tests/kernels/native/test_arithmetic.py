@@ -102,7 +102,7 @@ def test_golden_pictures_of_emulated_isas(
 def test_golden_pictures_of_shipped_models(
     name: str, isa: str, record_property: RecordProperty, request: pytest.FixtureRequest
 ) -> None:
-    """Tiny networks are drawn with every precision, shipped models with all only if ``--broad``."""
+    """With ``int16`` or, if ``--broad``, with every precision, as tiny networks always are."""
     precisions = GOLDEN_PRECISIONS
     if not request.config.getoption("--broad"):
         if (isa, name) == ("portable", "cifar10"):  # fma in software is slow

@@ -141,10 +141,11 @@ def test_page_names_machine_date_and_training_time_of_units(tmp_path: Path) -> N
         "hardware": machine | {"cpu": "other"},
     }
     unit.path.write_text(json.dumps(noted))
-    assert "`softmax` (700 s of training, unfinished, on a boat): " in render_page(
-        tmp_path, tmp_path
-    )
-    assert OTHER_MACHINES in render_page(tmp_path, tmp_path)
+    page = render_page(tmp_path, tmp_path)
+    assert "- `softmax` (700 s of training, unfinished): other" in page
+    assert f"{report['date']}; on a boat\n" in page
+    assert line.replace(", `softmax` (700 s of training, unfinished)", "") in page
+    assert OTHER_MACHINES in page
 
 
 def test_committed_page_is_generated_from_committed_results() -> None:
