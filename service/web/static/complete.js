@@ -96,7 +96,7 @@ export class CompleteView {
       await this.complete({ seed, axis: fields.get("by") });
     } else if (fields.has("own")) {
       await this.startBlank();
-    } else if (!(await this.restoreSketch())) {
+    } else if (!this.restoreSketch()) {
       const { model } = this;
       const [first] = await examples;
       // The visitor may have loaded or completed another picture meanwhile.
@@ -210,14 +210,13 @@ export class CompleteView {
   }
 
   /** Restore the drawing that was in the editor before a reload; return false if there is none. */
-  async restoreSketch() {
-    const { model } = this;
-    const sketch = await this.sketches.load(model);
-    if (!sketch || model !== this.model) return false;
+  restoreSketch() {
+    const sketch = this.sketches.load(this.model);
+    if (!sketch) return false;
     this.start(sketch.picture);
     Object.assign(this.editor, sketch.state);
     this.editor.update();
-    if (this.editor.blank) this.tools.selectPen(model.width);
+    if (this.editor.blank) this.tools.selectPen(this.model.width);
     const { blank, lowestRow } = this.editor;
     this.setStatus(blank && lowestRow === null ? DRAW_HINT
       : "This is the picture that you had not completed yet.");
