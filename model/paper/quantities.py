@@ -130,11 +130,12 @@ def exponent(kind: str, what: str) -> Measure:
         if power is None:
             raise NotMeasuredError(f"fewer than three lengths of {kind} are measured")
         low, high = power, power
-        if what == "seconds":  # the slowest of the first length with the fastest of the last
-            a, b = points[-4:][0]["seconds"], points[-1]["seconds"]
-            factor = math.log(points[-1]["length"] / points[-4:][0]["length"])
-            low += math.log(min(b) / median(b) * median(a) / max(a)) / factor
-            high += math.log(max(b) / median(b) * median(a) / min(a)) / factor
+        if what == "seconds":  # the ends of the intervals at the first and the last length
+            first, last = points[-4:][0], points[-1]
+            ratio = timing_ratio(last["seconds"], first["seconds"])
+            factor = math.log(last["length"] / first["length"])
+            low += math.log(ratio.low / ratio.value) / factor
+            high += math.log(ratio.high / ratio.value) / factor
         return Quantity(power, low, high, f"up to {points[-1]['length']:,} positions")
 
     return measure
@@ -170,8 +171,8 @@ def smallest_ratio(what: str) -> Measure:
         low, high = value, value
         if what == "seconds":
             check_same_machine((row, other))
-            low = min(row[what]) / max(other[what])
-            high = max(row[what]) / min(other[what])
+            ratio = timing_ratio(row[what], other[what])
+            low, high = ratio.low, ratio.high
         return Quantity(value, low, high, said)
 
     return measure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import comb
 from statistics import median
 
 from scanline.model.paper.markdown import number
@@ -23,7 +24,7 @@ class Quantity:
     Attributes:
         value: The quantity.
         low: Lower end of its spread: of a 95 % confidence interval over the test data, or the
-            quantity of the extreme timings.
+            quantity of the ends of the timings' ``median_interval``.
         high: Upper end.
         details: What it was computed from.
     """
@@ -58,15 +59,31 @@ def middle(value: float | list[float]) -> float:
     return median(value) if isinstance(value, list) else value
 
 
+def median_interval(timings: list[float]) -> tuple[float, float]:
+    """Return a confidence interval of the median of independent timings.
+
+    Its ends are the k-th smallest and the k-th largest timing. Each lies on the wrong side of the
+    true median with the probability that fewer than k of n coin tosses are heads. k is the largest
+    rank that gives 95 % confidence, and 1 for fewer than nine timings.
+    """
+    n, ordered = len(timings), sorted(timings)
+    rank, tail = 1, 1 + n  # tail: 2^n × P(at most `rank` heads)
+    while 2 * tail <= 0.05 * 2**n:
+        rank += 1
+        tail += comb(n, rank)
+    return ordered[rank - 1], ordered[-rank]
+
+
 def largest_spread(rows: Iterable[Row]) -> str:
-    """Format the largest spread of a row's timings ``seconds``, as a share of their median."""
-    timings = [row["seconds"] for row in rows]
-    spreads = [(max(one) - min(one)) / median(one) for one in timings]
+    """Format the widest ``median_interval`` of the rows' timings, as a share of their median."""
+    spreads = []
+    for row in rows:
+        low, high = median_interval(row["seconds"])
+        spreads.append((high - low) / median(row["seconds"]))
     return f"{100 * max(spreads):.0f} %" if spreads else "–"
 
 
 def timing_ratio(first: list[float], second: list[float]) -> Quantity:
-    """Return the ratio of two medians; its spread is that of the extreme timings."""
-    return Quantity(
-        median(first) / median(second), min(first) / max(second), max(first) / min(second)
-    )
+    """Return the ratio of two medians; its spread is that of the ends of their intervals."""
+    (low, high), (second_low, second_high) = median_interval(first), median_interval(second)
+    return Quantity(median(first) / median(second), low / second_high, high / second_low)
