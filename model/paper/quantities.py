@@ -297,10 +297,10 @@ def epoch_ratio(first: tuple[str, ...], second: str) -> Measure:
     def measure(rows: AllRows) -> Quantity:
         runs = [_row(rows, f"train {kind}") for kind in (*first, second)]
         check_same_machine(runs)
-        *others, mine = (epoch_seconds(run) for run in runs)
-        best = min(others, key=lambda one: float(median(one)))
-        found = timing_ratio(best, mine)
-        said = f"{number(median(best))} s and {number(median(mine))} s"
+        seconds = {run["kind"]: epoch_seconds(run) for run in runs}
+        fastest = min(first, key=lambda kind: float(median(seconds[kind])))
+        found = timing_ratio(seconds[fastest], seconds[second])
+        said = ", ".join(f"{kind} {number(median(seconds[kind]))} s" for kind in (fastest, second))
         return Quantity(found.value, found.low, found.high, said)
 
     return measure

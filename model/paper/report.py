@@ -91,7 +91,7 @@ class Report:
     def _write(self) -> None:
         self.date = datetime.datetime.now(datetime.UTC).date().isoformat()  # of the last row
         state = {"date": self.date, "complete": self.complete, "rows": self.rows}
-        write_atomically(self.path, f"{json.dumps(self.facts | state, indent=1)}\n".encode())
+        write_atomically(self.path, _format(self.facts | state).encode())
 
 
 def read(path: Path) -> Row:
@@ -110,6 +110,16 @@ def read(path: Path) -> Row:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a report of `scanline paper`: {error!r}") from None
     return saved
+
+
+def _format(report: Row) -> str:
+    """Format a report as JSON with one line per row and per other entry."""
+
+    def entries(values: Row) -> str:
+        return ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
+
+    facts = {key: value for key, value in report.items() if key != "rows"}
+    return f'{{\n{entries(facts)},\n"rows": {{\n{entries(report["rows"])}\n}}\n}}\n'
 
 
 def by_kind(rows: Iterable[Row]) -> dict[str, list[Row]]:
