@@ -313,7 +313,7 @@ CLAIMS = (
         text="an epoch with linear is faster than with the Bi-LSTM and with LSH",
         quantity="training time per epoch, faster of the two ÷ linear",
         measure=q.epoch_ratio(("bi-lstm", "lsh-4"), "linear"), above=1,
-        why="a CPU loses little by computing an LSTM step by step, but a GPU, which the paper used, "
+        why="a CPU loses little by computing an LSTM step by step, but a GPU, as in the paper, "
         "needs parallel work",
     ),
 )  # fmt: skip

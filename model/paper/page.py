@@ -49,8 +49,8 @@ How we measured:
 - Training times are CPU seconds of a process with one thread, which other programs on the machine \
 affect less than the time on the clock. Evaluations do not count. A claim on time compares units \
 of one machine only.
-- A spread is a 95 % confidence interval of the median of nine or more timings, or that of all \
-fewer timings, or a 95 % confidence interval over the test data, or that of several seeds of the \
+- A spread is a 95 % confidence interval of the median of nine or more timings, the range of fewer \
+timings, a 95 % confidence interval over the test data, or the range of several seeds of the \
 training. If there is one seed, the spread says nothing about others.
 - On a CPU, causal `linear` trains in our C++, `softmax` in PyTorch's fused kernel, and everything \
 else in plain PyTorch.

@@ -116,7 +116,7 @@ def _format(report: Row) -> str:
     """Format a report as JSON with one line per row and per other entry."""
 
     def entries(values: Row) -> str:
-        return ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
+        return ",\n".join(f"{json.dumps(key)}: {json.dumps(one)}" for key, one in values.items())
 
     facts = {key: value for key, value in report.items() if key != "rows"}
     return f'{{\n{entries(facts)},\n"rows": {{\n{entries(report["rows"])}\n}}\n}}\n'
