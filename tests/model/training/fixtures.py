@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from scanline.model.data.dataset import Dataset
 from scanline.model.training.config import TrainingConfig
 from scanline.model.training.stop_signal import StopSignal
 from scanline.model.training.trainer import Trainer
-from tests.conftest import ROOT, tiny_config
+from tests.conftest import tiny_config
 
 CPU = torch.device("cpu")
 CLASSES = ("up", "down")
@@ -88,46 +85,3 @@ def weights_of(folder: Path) -> Path:
 
 def log_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
-SCRIPT = """
-import os
-import sys
-from dataclasses import replace
-from pathlib import Path
-import torch
-from scanline.model.training.distributed import process_group
-from scanline.model.training.stop_signal import StopSignal
-from scanline.model.training.trainer import Trainer
-from tests.model.training.fixtures import CONFIG, MODEL, dataset
-
-def train(device, folder, steps, stop=None):
-    torch.set_num_threads(1)
-    print(f"process {os.getpid()}\\n", end="", flush=True)
-    trainer = Trainer(MODEL, replace(CONFIG, steps=steps, decay=0.0), folder, device)
-    trainer.train(dataset(), None, stop or StopSignal(), quiet=True)
-    return trainer.step
-
-if __name__ == "__main__":
-    folder, steps, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    with (
-        StopSignal().handling_signals() as stop,
-        process_group(count, train, folder, steps) as device,
-    ):
-        step = train(device, folder, steps, stop)
-    print(f"stopped at {step}\\n", end="", flush=True)
-"""
-
-
-def start(folder: Path, steps: int, *launcher: str, processes: int = 1) -> subprocess.Popen[str]:
-    """Start training in another process, with a launcher or with its own workers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
-    python_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, *launcher, str(script), str(folder), str(steps), str(processes)],
-        env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,
-    )  # fmt: skip

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from scanline.model.checkpoint import load_checkpoint
 from scanline.model.training import distributed
 from scanline.model.training.distributed import choose_process_count, process_group
 from scanline.model.training.trainer import Trainer
-from tests.model.training.fixtures import CONFIG, CPU, MODEL, log_of, run, start, weights_of
+from tests.conftest import ROOT
+from tests.model.training.fixtures import CONFIG, CPU, MODEL, log_of, run, weights_of
 
 # `--standalone` with addresses instead of names, so that it works without /etc/hosts.
 TORCHRUN = (
@@ -30,19 +31,69 @@ TORCHRUN = (
     "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
 )  # fmt: skip
 
-StartRun = Callable[..., "subprocess.Popen[str]"]
+# Each process of a script prints its ID.
+TRAIN = """
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from scanline.model.training.distributed import process_group
+from scanline.model.training.stop_signal import StopSignal
+from scanline.model.training.trainer import Trainer
+from tests.model.training.fixtures import CONFIG, MODEL, dataset
+
+def train(device, folder, stop=None):
+    torch.set_num_threads(1)
+    print(f"process {os.getpid()}\\n", end="", flush=True)
+    trainer = Trainer(MODEL, replace(CONFIG, steps=10**6, decay=0.0), folder, device)
+    trainer.train(dataset(), None, stop or StopSignal(), quiet=True)
+    return trainer.step
+
+if __name__ == "__main__":
+    folder, count = Path(sys.argv[1]), int(sys.argv[2])
+    with StopSignal().handling_signals() as stop, process_group(count, train, folder) as device:
+        step = train(device, folder, stop)
+    print(f"stopped at {step}\\n", end="", flush=True)
+"""
+
+ENDLESS = """
+import os
+import torch
+from scanline.model.training.distributed import process_group
+
+def work(device):
+    torch.distributed.all_reduce(torch.ones(1, device=device))
+    print(f"process {os.getpid()}\\n", end="", flush=True)
+    while True:
+        torch.distributed.all_reduce(torch.ones(1, device=device))
+
+if __name__ == "__main__":
+    with process_group(2, work) as device:
+        work(device)
+"""
+
+StartScript = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start_run() -> Iterator[StartRun]:
-    """Return a function that starts runs, which end with the test."""
+def start_script(tmp_path: Path) -> Iterator[StartScript]:
+    """Return a function that starts a script, whose processes end with the test."""
     started: list[subprocess.Popen[str]] = []
+    python_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"}
 
-    def start_one(*arguments: object, **options: int) -> subprocess.Popen[str]:
-        started.append(start(*arguments, **options))  # type: ignore[arg-type]
-        return started[-1]
+    def start(text: str, *arguments: object, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
+        (script := tmp_path / "script.py").write_text(text)
+        process = subprocess.Popen(
+            [sys.executable, *launcher, str(script), *map(str, arguments)],
+            env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
 
-    yield start_one
+    yield start
     for process in started:
         process.terminate()  # torchrun ends its workers, which are in other groups
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -86,11 +137,11 @@ def has_ended(number: int) -> bool:
     ],
 )
 @pytest.mark.usefixtures("default_sighup")
-def test_interrupted_run_can_be_resumed(
-    tmp_path: Path, start_run: StartRun, launcher: tuple[str, ...], count: int
+def test_run_trains_like_one_process_and_can_be_resumed(
+    tmp_path: Path, start_script: StartScript, launcher: tuple[str, ...], count: int
 ) -> None:
-    """Send SIGINT to the process group, as a terminal does; workers ignore SIGHUP."""
-    process = start_run(tmp_path, 10**6, *launcher, processes=count)
+    """SIGINT is sent to the process group, as a terminal does; workers ignore SIGHUP."""
+    process = start_script(TRAIN, tmp_path, count, launcher=launcher)
     wait_for_steps(process, tmp_path, 4)
     if count == 2:
         (other,) = worker_ids(process) - {process.pid}
@@ -104,7 +155,11 @@ def test_interrupted_run_can_be_resumed(
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
     done = int(messages[0].removeprefix("stopped at"))
-    assert len(log_of(tmp_path)) == done
+    log = log_of(tmp_path)
+    assert [line["step"] for line in log] == list(range(1, done + 1))
+    run(tmp_path / "one", replace(CONFIG, steps=6, decay=0.0))
+    for mine, theirs in zip(log[:6], log_of(tmp_path / "one"), strict=False):
+        assert mine["bits_per_dim"] == pytest.approx(theirs["bits_per_dim"], abs=2e-3)
     trainer = Trainer(MODEL, replace(CONFIG, steps=10**6, decay=0.0), tmp_path, CPU)
     trainer.resume()
     assert trainer.step == done
@@ -113,69 +168,35 @@ def test_interrupted_run_can_be_resumed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("launcher", "count"),
-    [
-        pytest.param((), 2, id="two"),
-        pytest.param(TORCHRUN, 1, marks=pytest.mark.broad, id="torchrun"),
-    ],
-)
-def test_two_processes_train_like_one(
-    tmp_path: Path, start_run: StartRun, launcher: tuple[str, ...], count: int
+@pytest.mark.parametrize("killed", ["worker", "first process"])
+def test_killed_process_ends_the_run(
+    tmp_path: Path, start_script: StartScript, killed: str
 ) -> None:
-    process = start_run(tmp_path / "two", 6, *launcher, processes=count)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert len({line for line in output.splitlines() if line.startswith("process")}) == 2
-    run(tmp_path / "one", replace(CONFIG, decay=0.0))
-    one, two = (log_of(tmp_path / name) for name in ("one", "two"))
-    assert [line["step"] for line in two] == [line["step"] for line in one] == [1, 2, 3, 4, 5, 6]
-    for mine, theirs in zip(two, one, strict=True):
-        assert mine["bits_per_dim"] == pytest.approx(theirs["bits_per_dim"], abs=2e-3)
-    weights = [
-        load_checkpoint(weights_of(tmp_path / name)).model.head.predictor.weight.detach()
-        for name in ("one", "two")
-    ]
-    torch.testing.assert_close(weights[0], weights[1], rtol=1e-2, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_killed_worker_ends_the_run_with_a_reason(tmp_path: Path, start_run: StartRun) -> None:
-    process = start_run(tmp_path, 10**6, processes=2)
+    """The first process gives the reason if a worker is killed."""
+    process = start_script(ENDLESS)
     (other,) = worker_ids(process) - {process.pid}
-    wait_for_steps(process, tmp_path, 4)
-    os.kill(other, signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode != 0  # torch may abort after the message
-    messages = [line for line in errors.splitlines() if "RuntimeError: one of the" in line]
-    assert len(messages) == 1
-    assert "one of the training processes was killed by signal 9; use --resume" in messages[0]
-    assert has_ended(other)
-
-
-@pytest.mark.slow
-def test_workers_exit_with_the_first_process(tmp_path: Path, start_run: StartRun) -> None:
-    process = start_run(tmp_path, 10**6, processes=2)
-    (other,) = worker_ids(process) - {process.pid}
-    wait_for_steps(process, tmp_path, 4)
-    process.kill()
-    process.wait()
+    if killed == "worker":
+        os.kill(other, signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode != 0  # torch may abort after the message
+        (message,) = (line for line in errors.splitlines() if "RuntimeError: one of the" in line)
+        assert "one of the training processes was killed by signal 9; use --resume" in message
+    else:
+        process.kill()
+        process.wait()
     while not has_ended(other):  # until the time limit of the test
         signal.sigtimedwait([], 0.05)
 
 
 @pytest.mark.slow
-def test_error_of_one_worker_is_reported(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """Also if the error is of a type that the first process would report itself."""
-    for kind in (RuntimeError, ValueError):
-        with (
-            pytest.raises(RuntimeError, match=r"ended with status 1, see above"),
-            process_group(2, _fail, kind) as device,
-        ):
-            torch.distributed.all_reduce(torch.ones(1, device=device))
-        assert f"{kind.__name__}: only the other one" in capfd.readouterr().err
+def test_error_of_one_worker_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    """Although the error is of a type that the first process would report itself."""
+    with (
+        pytest.raises(RuntimeError, match=r"ended with status 1, see above"),
+        process_group(2, _fail) as device,
+    ):
+        torch.distributed.all_reduce(torch.ones(1, device=device))
+    assert "ValueError: only the other one" in capfd.readouterr().err
     with (
         pytest.raises((RuntimeError, TypeError, AttributeError)),
         process_group(2, lambda device: None),  # cannot be pickled
@@ -184,9 +205,9 @@ def test_error_of_one_worker_is_reported(
     assert not torch.distributed.is_initialized()
 
 
-def _fail(device: torch.device, kind: type[Exception]) -> None:
+def _fail(device: torch.device) -> None:
     distributed._EXIT_SECONDS = 0.1
-    raise kind("only the other one")
+    raise ValueError("only the other one")
 
 
 def test_worker_that_dies_while_starting_is_detected() -> None:
@@ -259,14 +280,10 @@ USES_GLOO = Path("/proc/self/net/tcp").exists() and not torch.cuda.is_available(
 
 
 @pytest.mark.skipif(not USES_GLOO, reason="needs gloo on Linux")
-def test_process_group_uses_interface_of_environment(
-    tmp_path: Path, start_run: StartRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_group_uses_interface_of_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(INTERFACE, "no_such_interface")
-    process = start_run(tmp_path, 1, processes=2)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert "no_such_interface" in errors
+    with pytest.raises(RuntimeError, match="no_such_interface"), process_group(2, _nothing):
+        raise AssertionError("the block must not be entered")
 
 
 def test_process_group_divides_cores_and_uses_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
