@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from scanline.kernels.native.abi import Precision
+from scanline.kernels.native.cpu import cpu_isas, machine_isas
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
-from tests.conftest import tiny_config
+from tests.conftest import isa_params, tiny_config
 from tests.model.decoders.fixtures import LAYERS, network_for
 
 TINY = LinearTransformer(tiny_config())
@@ -38,6 +40,26 @@ def use_emulation(
     header = Path(__file__).with_name(f"{isa}.h")
     monkeypatch.setenv("SCANLINE_CACHE", str(folder))
     monkeypatch.setenv("SCANLINE_CXXFLAGS", f"-include {header} {level}")
+
+
+def on_isas(
+    names: str, cases: Mapping[str, object], on_others: Collection[str]
+) -> pytest.MarkDecorator:
+    """Parametrize ``names`` with the cases; on ISAs but this CPU's best, most of them are broad.
+
+    Args:
+        names: The names of the parameters, with commas.
+        cases: A value, or a tuple of values, by the name of the case.
+        on_others: The cases that are not broad on other ISAs.
+    """
+    params = []
+    for isa in isa_params(machine_isas()):
+        for case, value in cases.items():
+            broad = isa.id != cpu_isas()[0] and case not in on_others
+            values = value if isinstance(value, tuple) else (value,)
+            marks = [*isa.marks, *[pytest.mark.broad] * broad]
+            params.append(pytest.param(*isa.values, *values, marks=marks, id=f"{isa.id}-{case}"))
+    return pytest.mark.parametrize(f"isa,{names}", params, indirect=["isa"])
 
 
 def trace(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -120,17 +120,23 @@ def digest(canvas: NDArray[np.uint8], bits: NDArray[np.float32]) -> str:
     return hashlib.sha256(canvas.tobytes() + bits.tobytes()).hexdigest()[:16]
 
 
-def draw_golden(name: str, precision: Precision, isa: str | None) -> tuple[dict[str, str], str]:
-    """Draw all cases with a network; return their hashes, and the instruction set's name."""
+def draw_golden(
+    name: str, precision: Precision, isa: str | None, cases: Collection[str] = tuple(CASES)
+) -> tuple[dict[str, str], str]:
+    """Draw cases and particles with a network; return their hashes, and the ISA's name."""
     network, config = network_of(name), network_of(name).config
     inputs = golden_inputs(config)
-    rows = np.arange(len(CASES), dtype=np.int32)
+    rows = np.array([row for row, case in enumerate(CASES) if case in cases], np.int32)
     guided = int((inputs.twin != NO_SLOT).sum())
     decoder = NativeDecoder(network, len(CASES) + guided, 2, precision=precision, isa=isa)
-    decoder.begin(rows, inputs)
+    decoder.begin(rows, inputs.select(rows))
     decoder.step(rows, config.pixels)
-    assert (decoder.positions == config.pixels).all()
-    found = {case: digest(decoder.canvas[row], decoder.bits[row]) for row, case in enumerate(CASES)}
+    assert (decoder.positions[rows] == config.pixels).all()
+    found = {
+        case: digest(decoder.canvas[row], decoder.bits[row])
+        for row, case in enumerate(CASES)
+        if case in cases
+    }
     return found | {"particles": _draw_particles(network, precision, isa)}, decoder.isa
 
 

@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from scanline.model.decoders.native import ARITHMETIC, NativeDecoder
 from tests.kernels.native import golden
 from tests.kernels.native.fixtures import EMULATED, TINY, use_emulation
 from tests.kernels.native.golden import (
+    CASES,
     NAMES,
     SHIPPED,
     draw_golden,
@@ -34,11 +35,14 @@ COMPILERS, LEVELS = ("g++", "clang++"), ("-O1", "-O2", "-O3")
 TINY_NAMES = [name for name in NAMES if name not in SHIPPED]
 
 
-def check_golden(name: str, precision: Precision, isa: str | None) -> str:
-    """Compare a network's golden pictures; return the name of the instruction set."""
-    drawn, used = draw_golden(name, precision, isa)
+def check_golden(
+    name: str, precision: Precision, isa: str | None, cases: Collection[str] = tuple(CASES)
+) -> str:
+    """Compare golden pictures of a network; return the name of the instruction set."""
+    drawn, used = draw_golden(name, precision, isa, cases)
     expected = load_golden()[name][precision]
-    different = [case for case in expected.keys() | drawn if drawn.get(case) != expected.get(case)]
+    assert expected.keys() == {*CASES, "particles"}
+    different = [case for case, hashed in drawn.items() if hashed != expected[case]]
     assert not different, f"{name}, {precision}, drawn with {used}: {sorted(different)} differ"
     return used
 
@@ -102,14 +106,14 @@ def test_golden_pictures_of_emulated_isas(
 def test_golden_pictures_of_shipped_models(
     name: str, isa: str, record_property: RecordProperty, request: pytest.FixtureRequest
 ) -> None:
-    """With ``int16`` or, if ``--broad``, with every precision, as tiny networks always are."""
-    precisions = GOLDEN_PRECISIONS
+    """Some cases with ``int16`` or, if ``--broad``, all as with tiny networks."""
+    precisions, cases = GOLDEN_PRECISIONS, tuple(CASES)
     if not request.config.getoption("--broad"):
         if (isa, name) == ("portable", "cifar10"):  # fma in software is slow
             pytest.skip("takes many minutes for cifar10: run with --broad")
-        precisions = ("int16",)
+        precisions, cases = ("int16",), ("plain", "guided top-p")
     for precision in precisions:
-        record_property("instruction set", check_golden(name, precision, isa))
+        record_property("instruction set", check_golden(name, precision, isa, cases))
 
 
 def use_compiler(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from scanline.kernels.native.abi import Precision
 from scanline.kernels.native.cpu import usable_cores
@@ -14,13 +14,12 @@ from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
-from tests.kernels.native.fixtures import KINDS, TINY, every_kind
-from tests.model.decoders.fixtures import blank, masked, network_for
+from tests.kernels.native.fixtures import KINDS, TINY, every_kind, on_isas
+from tests.model.decoders.fixtures import blank, draw_at_random_times, masked, network_for
 
 
 @every_kind
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_prefill_equals_stepping_bitwise(config: ModelConfig, threads: int, isa: str) -> None:
+def test_prefill_equals_stepping_bitwise(config: ModelConfig, isa: str) -> None:
     """Compare states and bits of images prefilled together and one by one."""
     wide = replace(config, height=9, width=7, d_model=48)  # several blocks of rows per image
     inputs = blank(wide, 4)
@@ -34,11 +33,11 @@ def test_prefill_equals_stepping_bitwise(config: ModelConfig, threads: int, isa:
             stepped.step([slot], 1)
     inputs.canvas[:] = stepped.canvas
     inputs.known[:] = np.arange(wide.pixels) < lengths[:, None]
-    for some in ([slots], np.split(slots, 4)):
+    for threads, some in itertools.product((1, 2, 3), ([slots], np.split(slots, 4))):
         filled = NativeDecoder(network, 4, threads, isa=isa, team=threads)
         for part in some:
             filled.begin(part, inputs.select(part))
-        assert filled.states.tobytes() == stepped.states.tobytes()
+        assert filled.states.tobytes() == stepped.states.tobytes(), threads
         assert filled.bits.tobytes() == stepped.bits.tobytes()
 
 
@@ -118,7 +117,10 @@ IN_PRECISION: list[tuple[str, Precision]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "precision"), IN_PRECISION)
+@on_isas(
+    "kind,precision", {"-".join(case): case for case in IN_PRECISION},
+    ["grey-bf16", "paper-int16", "rgb-float32", "grey-int8", "grey-int10"],
+)  # fmt: skip
 def test_bytes_do_not_depend_on_threads_and_batch(
     kind: str, precision: Precision, isa: str
 ) -> None:
@@ -133,27 +135,23 @@ def test_bytes_do_not_depend_on_threads_and_batch(
         alone.step([0], wide.pixels)
         expected.append((alone.canvas.tobytes(), alone.bits.tobytes(), alone.states.tobytes()))
     for threads, team in ((1, 1), (2, 2), (3, 3), (5, 2), (9, 4)):
-        generator = np.random.default_rng(threads)
         decoder = NativeDecoder(network, 37, threads, precision=precision, isa=isa, team=team)
         decoder.states[:] = np.nan
-        waiting, running = list(range(count)), dict[int, int]()
-        while waiting or running:
-            free = [slot for slot in range(37) if slot not in running]
-            arriving = min(int(generator.choice([0, 1, 2, 30])), len(free), len(waiting))
-            if arriving:
-                slots = [int(slot) for slot in generator.permutation(free)[:arriving]]
-                images = [waiting.pop() for _ in slots]
-                decoder.begin(slots, inputs.select(images))
-                running.update(zip(slots, images, strict=True))
-            listed = [*generator.permutation(list(running)), -1]
-            decoder.step(np.array(listed, np.int32), int(generator.integers(1, 8)))
-            for slot in [s for s in running if decoder.positions[s] == wide.pixels]:
-                one = (decoder.canvas[slot], decoder.bits[slot], decoder.states[slot])
-                assert tuple(part.tobytes() for part in one) == expected[running.pop(slot)]
+        generator = np.random.default_rng(threads)
+        for image, slot in draw_at_random_times(decoder, inputs, generator, (0, 1, 2, 30), 7):
+            one = (decoder.canvas[slot], decoder.bits[slot], decoder.states[slot])
+            assert tuple(part.tobytes() for part in one) == expected[image]
 
 
-@pytest.mark.parametrize("kind", ["grey", "rgb", "subpixel"])
-@pytest.mark.parametrize("guided", [False, True])
+@on_isas(
+    "kind,guided",
+    {
+        f"{kind}-{'guided' if guided else 'plain'}": (kind, guided)
+        for kind in ("grey", "rgb", "subpixel")
+        for guided in (False, True)
+    },
+    ["grey-guided"],
+)
 def test_bytes_do_not_depend_on_threads_with_many_images(kind: str, guided: bool, isa: str) -> None:
     """Parts are taken by any thread; even nine threads draw several images each."""
     count = 35 if guided else 67

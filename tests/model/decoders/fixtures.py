@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,18 +30,29 @@ PRECISION = {"reference": torch.float32, "native": torch.bfloat16, "triton": tor
 
 
 def on_backends(
-    names: str, first: Sequence[object], others: Sequence[object]
+    names: str, cases: Mapping[str, object], on_reference: Collection[str]
 ) -> pytest.MarkDecorator:
-    """Parametrize: the first values on every backend, the others on the reference (broad)."""
+    """Parametrize ``names`` with the cases; on the slow reference, most of them are broad.
+
+    Args:
+        names: The names of the parameters, with commas.
+        cases: A value, or a tuple of values, by the name of the case.
+        on_reference: The cases that are not broad on the reference.
+    """
     params = []
     for backend in BACKENDS:
         name, marks = (
             (backend, ()) if isinstance(backend, str) else (backend.values[0], backend.marks)
         )
-        for value in [*first, *others]:
-            broad = [pytest.mark.broad] if name == "reference" and value in others else []
+        for case, value in cases.items():
+            broad = name == "reference" and case not in on_reference
             values = value if isinstance(value, tuple) else (value,)
-            params.append(pytest.param(name, *values, marks=[*marks, *broad]))
+            params.append(
+                pytest.param(
+                    name, *values, marks=[*marks, *[pytest.mark.broad] * broad],
+                    id=f"{name}-{case}",
+                )
+            )  # fmt: skip
     return pytest.mark.parametrize(f"backend,{names}", params, indirect=["backend"])
 
 
@@ -65,6 +76,8 @@ LAYERS = KINDS | {
     ),  # no state, and one chunk, so exactly causal
 }
 every_layer = pytest.mark.parametrize("config", LAYERS.values(), ids=LAYERS.keys())
+# On the reference: without a convolution and with one, with a state that grows and without a state.
+different_layers = on_backends("config", LAYERS, ("grey", "rgb", "softmax", "lsh"))
 
 
 def network_for(config: ModelConfig) -> LinearTransformer:
@@ -113,6 +126,40 @@ def draw(
     decoder.step(slots, network.config.pixels)
     assert (decoder.positions == network.config.pixels).all()
     return decoder.canvas.copy(), decoder.bits.copy()
+
+
+def draw_at_random_times(
+    decoder: Decoder, inputs: InputBatch, generator: np.random.Generator,
+    arrivals: Sequence[int] = (0, 1, 2), most_pixels: int = 5,
+) -> Iterator[tuple[int, int]]:  # fmt: skip
+    """Draw images that begin in random slots, among others, and are stepped in random order.
+
+    Args:
+        decoder: A decoder with any number of slots.
+        inputs: The images.
+        generator: The source of all random choices.
+        arrivals: Numbers of images to begin before a step.
+        most_pixels: The largest number of pixels per step.
+
+    Yields:
+        The number of each finished image, and its slot, which is used again afterwards.
+    """
+    waiting, running = list(range(len(inputs.canvas))), dict[int, int]()
+    while waiting or running:
+        free = [slot for slot in range(decoder.max_slots) if slot not in running]
+        arriving = min(int(generator.choice(arrivals)), len(free), len(waiting))
+        if arriving := max(arriving, int(not running)):
+            slots = [int(slot) for slot in generator.permutation(free)[:arriving]]
+            images = [waiting.pop() for _ in slots]
+            decoder.begin(slots, inputs.select(images))
+            running |= dict(zip(slots, images, strict=True))
+        pixels = int(generator.integers(1, most_pixels + 1))
+        reached = np.minimum(decoder.scheduled_positions + pixels, decoder.config.pixels)
+        decoder.step(generator.permutation([*running, -1]).astype(np.int32), pixels)
+        for slot in list(running):
+            assert decoder.positions[slot] == reached[slot]
+            if reached[slot] == decoder.config.pixels:
+                yield running.pop(slot), slot
 
 
 def network_bits(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.factory import create_decoder
 from tests.conftest import assert_close
 from tests.model.decoders.fixtures import (
+    BACKENDS,
     PRECISION,
     blank,
+    different_layers,
     draw,
     every_kind,
     every_layer,
@@ -26,6 +29,7 @@ from tests.model.network.variants import few_variants
 
 
 @few_variants
+@pytest.mark.parametrize("backend", BACKENDS[1:], indirect=True)  # test_reference.py has the first
 def test_bits_equal_the_networks_for_the_finished_image(config: ModelConfig, backend: str) -> None:
     network, inputs = network_for(config), masked(config, 4)
     canvas, bits = draw(network, backend, inputs)
@@ -46,7 +50,7 @@ def test_known_pixels_are_kept(config: ModelConfig, backend: str) -> None:
     assert (canvas[unknown] != inputs.canvas[unknown]).mean() > 0.5  # unknown pixels were drawn
 
 
-@every_layer
+@different_layers
 def test_unknown_input_pixels_have_no_effect(config: ModelConfig, backend: str) -> None:
     """Canvas values at unknown pixels must not reach the model."""
     network, inputs = network_for(config), masked(config, 3)
@@ -58,7 +62,7 @@ def test_unknown_input_pixels_have_no_effect(config: ModelConfig, backend: str) 
 
 
 @every_layer
-@on_backends("together", [True], [False])
+@on_backends("together", {"together": True, "one by one": False}, ["together"])
 def test_known_pixels_are_equivalent_to_drawn_ones(
     config: ModelConfig, together: bool, backend: str
 ) -> None:

@@ -25,11 +25,12 @@ from tests.model.network.variants import few_variants
 @torch.no_grad()
 @few_variants
 def test_reference_equals_network_and_head(config: ModelConfig) -> None:
-    """Compare with an image drawn by hand with ``network.step`` and ``head.sample``."""
+    """Compare with an image drawn by hand with ``network.step`` and ``head.sample``, and bits."""
     network = network_for(config)
     inputs = masked(config, 3, seed=4)
     scatter_seeds(inputs)
-    drawn, _ = draw(network, "reference", inputs)
+    drawn, bits = draw(network, "reference", inputs)
+    assert_close(torch.from_numpy(bits), torch.from_numpy(network_bits(network, drawn, inputs)))
     noise = noise_of(inputs, config)
     for row in range(3):
         canvas = np.where(inputs.known[row][:, None], inputs.canvas[row], 0)
@@ -59,7 +60,7 @@ def test_reference_equals_network_and_head(config: ModelConfig) -> None:
 def test_samples_are_varied() -> None:
     """The small test networks draw varied pixels, so that comparing bytes is meaningful."""
     for config in KINDS.values():
-        drawn, _ = draw(network_for(config), "reference", blank(config, 4))
+        drawn, _ = draw(network_for(config), "reference", blank(config, 2))
         assert len(np.unique(drawn)) > 20
         assert not np.array_equal(drawn[0], drawn[1])
 
