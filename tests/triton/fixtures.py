@@ -54,10 +54,6 @@ ODD = {
         positions="sinusoidal", norm="post", start="given", first_value=200, channels=3,
         n_layers=1,
     ),
-    "RGB": tiny_config(
-        height=1, width=2, channels=3, n_layers=1, head="logistic_mixture", encoding="linear"
-    ),
-    "convolved": tiny_config(height=3, width=2, n_layers=1, short_conv="2x3"),
     # Row lengths that are no power of two.
     "convolved, small d_ff": tiny_config(
         height=3, width=2, n_layers=2, short_conv="2x3", d_model=48, n_heads=3, d_ff=20
@@ -68,7 +64,6 @@ RGB = tiny_config(
     height=1, width=2, n_layers=1, n_heads=1, channels=3, order="subpixel",
     head="logistic_mixture", norm="post", positions="sinusoidal",
 )  # fmt: skip
-every_small = pytest.mark.parametrize("config", [SMALL, RGB], ids=["grey", "rgb"])
 
 
 def parametrize_configs(configs: dict[str, ModelConfig], *names: str) -> pytest.MarkDecorator:
@@ -78,6 +73,13 @@ def parametrize_configs(configs: dict[str, ModelConfig], *names: str) -> pytest.
         for name, config in configs.items()
     ]
     return pytest.mark.parametrize("config", params)
+
+
+# Two networks with different options. The interpreter draws one of them, unless ``--broad``.
+PAIR = {"grey": SMALL, "rgb": RGB}
+either, grey, rgb = (
+    parametrize_configs(PAIR, *names) for names in (("grey", "rgb"), ("grey",), ("rgb",))
+)
 
 
 def sample_inputs(config: ModelConfig, count: int = 3, seed: int = 0) -> InputBatch:

@@ -61,8 +61,8 @@ def test_format_kernel_times() -> None:
 
 
 def test_launch_modes_that_fail_or_draw_other_bytes_are_reported() -> None:
-    network = network_for(SMALL)
-    another = LinearTransformer(SMALL)
+    config = tiny_config(height=1, width=2, n_layers=1)
+    network, another = network_for(config), LinearTransformer(config)
     modes = {
         **cuda_launch_modes.LAUNCH_MODES,
         "failing": lambda network, slots: TritonDecoder(network, 0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,21 +13,20 @@ from scanline.kernels.cuda import decode_plan
 from scanline.kernels.cuda.buffers import allocate_buffers
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.triton import TritonDecoder
-from tests.model.decoders.fixtures import blank, network_for
+from tests.model.decoders.fixtures import blank, draw_at_random_times, network_for
 from tests.model.network.variants import VARIANTS
 from tests.triton.fixtures import (
     GRID,
     ODD,
-    RGB,
-    SMALL,
     all_slots,
     check_decoder,
     check_launches_in_flight,
     draw,
-    every_small,
+    grey,
     interpreter_and_gpu,
     parametrize_configs,
     results_of,
+    rgb,
     sample_inputs,
     set_write_interval,
 )
@@ -37,7 +37,7 @@ def test_float32_agrees_with_float64(config: ModelConfig) -> None:
     check_decoder(config, "float32")
 
 
-@every_small
+@grey
 @pytest.mark.parametrize(
     "unrolled", [pytest.param(decode_plan.UNROLLED, marks=pytest.mark.broad), 0]
 )
@@ -62,7 +62,7 @@ def test_grid_covers_every_option() -> None:
 @interpreter_and_gpu
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from numpy in the interpreter
 @pytest.mark.parametrize("scale", [1.0, 1e30])
-@every_small
+@rgb
 def test_extreme_numbers_stay_in_range(config: ModelConfig, scale: float) -> None:
     """Extreme temperatures and weights cause no out-of-range values or writes."""
     extremes = [0.0, 1e-45, 1e-9, 3e38]
@@ -79,7 +79,7 @@ def test_extreme_numbers_stay_in_range(config: ModelConfig, scale: float) -> Non
 
 
 @interpreter_and_gpu
-@every_small
+@rgb
 def test_write_interval_does_not_change_results(
     config: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,10 +90,8 @@ def test_write_interval_does_not_change_results(
 
 
 @interpreter_and_gpu
-@every_small
-def test_known_pixels_give_the_same_state_as_drawn_ones(
-    config: ModelConfig,
-) -> None:
+@grey
+def test_known_pixels_give_the_same_state_as_drawn_ones(config: ModelConfig) -> None:
     network, inputs = network_for(config), blank(config, 3)
     lengths = np.array([0, 1, config.pixels - 1], np.int32)
     stepped, filled = TritonDecoder(network, 3), TritonDecoder(network, 3)
@@ -113,7 +111,7 @@ def test_known_pixels_give_the_same_state_as_drawn_ones(
 
 
 @interpreter_and_gpu
-@every_small
+@grey
 def test_other_slots_are_neither_read_nor_written(config: ModelConfig) -> None:
     """All other slots and the scratch memory are filled with NaN."""
     network, inputs = network_for(config), sample_inputs(config, 2)
@@ -146,11 +144,7 @@ def test_other_slots_are_neither_read_nor_written(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("wide", marks=pytest.mark.broad),
-        "convolved, small d_ff",
-    ],
+    "name", [pytest.param("wide", marks=pytest.mark.broad), "convolved, small d_ff"]
 )
 def test_no_writes_behind_buffers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here tiles are larger than the rows, features or images."""
@@ -167,53 +161,30 @@ def test_no_writes_behind_buffers(name: str, monkeypatch: pytest.MonkeyPatch) ->
         return buffers
 
     monkeypatch.setattr("scanline.model.decoders.triton.allocate_buffers", guarded)
-    config = ODD[name]
+    config = replace(ODD[name], n_layers=1)
     draw(TritonDecoder(network_for(config), 3), sample_inputs(config))
     assert len(guards) > 20
     assert all((guard == 77).all() for guard in guards)
 
 
-def test_images_can_begin_while_a_launch_is_in_flight() -> None:
-    decoder = TritonDecoder(network_for(SMALL), 2)
-    decoder.begin([0], blank(SMALL, 1))
-    decoder.launch([0], 1)
-    decoder.begin([1], blank(SMALL, 1))
-    assert decoder.positions.tolist() == [0, 0]
-    assert decoder.scheduled_positions.tolist() == [1, 0]
-    decoder.synchronize()
-    assert decoder.positions.tolist() == [1, 0]
-
-
-@parametrize_configs({"grey": SMALL, "rgb": RGB}, "grey")
+@grey
 def test_launches_in_flight(config: ModelConfig) -> None:
     check_launches_in_flight(config, "float32")
 
 
-@every_small
+@rgb
 def test_same_bytes_in_any_batch(config: ModelConfig) -> None:
     """Images arrive at random times in random slots, some of which hold abandoned images."""
-    count, width = 3, 2
-    network, inputs = network_for(config), sample_inputs(config, count, seed=3)
+    network, inputs = network_for(config), sample_inputs(config, seed=3)
     expected = []
     alone = TritonDecoder(network, 1)
-    for image in range(count):
+    for image in range(3):
         alone.begin([0], inputs.select([image]))
         alone.step([0], config.pixels)
         expected.append([array.tobytes() for array in results_of(alone)])
-    generator = np.random.default_rng(0)
-    decoder = TritonDecoder(network, width)
+    decoder = TritonDecoder(network, 2)
     decoder.begin([0, 1], inputs.select([2, 1]))
     decoder.step([1, 0], 1)  # cancelled after one pixel
-    waiting, running = list(range(count)), dict[int, int]()
-    while waiting or running:
-        free = [slot for slot in range(width) if slot not in running]
-        arriving = min(int(generator.integers(0, 3)), len(free), len(waiting))
-        if arriving := max(arriving, int(not running)):
-            slots = [int(slot) for slot in generator.permutation(free)[:arriving]]
-            images = [waiting.pop() for _ in slots]
-            decoder.begin(slots, inputs.select(images))
-            running |= dict(zip(slots, images, strict=True))
-        decoder.step(generator.permutation([*running, -1]), int(generator.integers(1, 4)))
-        for slot in [s for s in running if decoder.positions[s] == config.pixels]:
-            drawn = [array[slot].tobytes() for array in results_of(decoder)]
-            assert drawn == expected[running.pop(slot)]
+    generator = np.random.default_rng(0)
+    for image, slot in draw_at_random_times(decoder, inputs, generator, most_pixels=3):
+        assert [array[slot].tobytes() for array in results_of(decoder)] == expected[image]

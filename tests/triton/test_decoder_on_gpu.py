@@ -30,7 +30,7 @@ from tests.triton.fixtures import (
     check_decoder,
     check_launches_in_flight,
     draw,
-    every_small,
+    either,
     gpu,
     sample_inputs,
     set_write_interval,
@@ -45,7 +45,7 @@ class TestTritonDecoderOnGpu:
     def test_agrees_with_float64(self, config: ModelConfig, precision: DevicePrecision) -> None:
         check_decoder(config, precision)
 
-    @every_small
+    @either
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
     def test_graphs_and_overlap_do_not_change_results(
         self, config: ModelConfig, precision: DevicePrecision
@@ -71,7 +71,7 @@ class TestTritonDecoderOnGpu:
             assert np.array_equal(few.canvas, many.canvas[list(rows)])
             assert np.array_equal(few.bits, many.bits[list(rows)])
 
-    @every_small
+    @either
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
     def test_launches_in_flight(self, config: ModelConfig, precision: DevicePrecision) -> None:
         check_launches_in_flight(config, precision)

@@ -62,7 +62,7 @@ def results(decoder: TritonDecoder, slots: list[int]) -> list[NDArray[np.float32
 
 
 @interpreter_and_gpu
-@parametrize_configs(GRID | ODD | SHAPES, "given", *SHAPES)
+@parametrize_configs(GRID | ODD | SHAPES, "given", "grey")
 def test_prefill_equals_steps(config: ModelConfig) -> None:
     """Bits, state and positions, and the pixels that are drawn afterwards."""
     T = config.pixels

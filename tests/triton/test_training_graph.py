@@ -20,7 +20,7 @@ from scanline.model.training import forward_backward as forward_backward
 from scanline.model.training.forward_backward import ForwardBackward
 from tests.conftest import assert_close
 from tests.model.decoders.fixtures import GREY, KINDS, network_for
-from tests.triton.fixtures import INTERPRETED, gpu, interpreter_and_gpu
+from tests.triton.fixtures import INTERPRETED, gpu, interpreter_and_gpu, parametrize_configs
 
 NETWORKS = KINDS | {
     "relu": replace(GREY, activation="relu"),
@@ -118,7 +118,7 @@ def test_graph_rejects_other_batch_shapes() -> None:
 
 
 @interpreter_and_gpu
-@pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS.keys())
+@parametrize_configs(NETWORKS, "grey", "rgb", "relu")
 def test_gradients_with_and_without_the_kernels_agree(
     config: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
