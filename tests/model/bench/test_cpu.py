@@ -23,40 +23,36 @@ from tests.kernels.native.fixtures import TINY
 from tests.model.decoders.fixtures import network_for
 
 
-@pytest.mark.slow
-def test_benchmark_reports_every_backend() -> None:
-    report = bench.run_bench(
-        find_models(["mnist-paper"]), backends=["native", "reference"], slots=[1, 3], threads=1,
-        seconds=0.01, repeats=1,
-        progress=(lines := list[str]()).append,
-    )  # fmt: skip
-    assert [(t.backend, t.slots) for t in report.timings] == [
-        ("native", 1), ("native", 3), ("reference", 1), ("reference", 3),
-    ]  # fmt: skip
-    assert all(t.milliseconds_per_step > 0 and t.images_per_second > 0 for t in report.timings)
-    for timing in report.timings:
-        assert timing.limit in ("compute", "bytes")
-        assert timing.limit_ratio is not None
-        assert any(f"{timing.limit_ratio:.2f} × {timing.limit}" in line for line in lines)
-    assert report.hardware["cpu"] in lines[0]
-    assert all(peak > 0 for peak in report.peaks.values())
-    with pytest.raises(ValueError, match=r"unknown model 'imagenet': choose .*mnist-paper"):
-        find_models(["imagenet"])
-
-
-def test_slots_that_do_not_fit_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_reports_every_backend_and_skips_slots_that_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(name: str, decoder: Decoder, *rest: Any) -> Timing:
-        if decoder.max_slots == 2:
+        if (decoder.backend, decoder.max_slots) == ("native", 2):
             raise BackendError("2 slots do not fit")
         return time_decoder(name, decoder, *rest)
 
     monkeypatch.setattr(bench, "time_decoder", refuse)
     report = bench.run_bench(
-        [Checkpoint("tiny", TINY)], backends=["reference"], slots=[1, 2, 3], threads=1,
-        seconds=0.01, repeats=1, progress=lambda line: None,
+        [Checkpoint("tiny", TINY)], backends=["native", "reference"], slots=[1, 2, 3], threads=1,
+        seconds=0.01, repeats=1, progress=(lines := list[str]()).append,
     )  # fmt: skip
-    assert [timing.slots for timing in report.timings] == [1, 3]
+    assert [(t.backend, t.slots) for t in report.timings] == [
+        ("native", 1), ("native", 3), ("reference", 1), ("reference", 2), ("reference", 3),
+    ]  # fmt: skip
     assert "tiny, 2 slots: 2 slots do not fit" in report.notes
+    for timing in report.timings:
+        assert timing.milliseconds_per_step > 0
+        assert timing.images_per_second > 0
+        assert timing.limit in ("compute", "bytes")
+        assert any(f"{timing.limit_ratio:.2f} × {timing.limit}" in line for line in lines)
+    assert report.hardware["cpu"] in lines[0]
+    assert all(peak > 0 for peak in report.peaks.values())
+
+
+def test_models_are_found_by_name() -> None:
+    assert [model.name for model in find_models(["mnist-paper"])] == ["mnist-paper"]
+    with pytest.raises(ValueError, match=r"unknown model 'imagenet': choose .*mnist-paper"):
+        find_models(["imagenet"])
 
 
 def test_decoder_that_differs_is_not_timed() -> None:
