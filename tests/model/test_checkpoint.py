@@ -68,13 +68,6 @@ def test_digest_depends_on_the_config() -> None:
     assert Checkpoint("a", gelu).digest != Checkpoint("a", relu).digest
 
 
-def test_half_precision_weights_load_as_float32(tmp_path: Path) -> None:
-    network = random_network(tiny_config(), dtype=torch.bfloat16)
-    save_checkpoint(tmp_path / "half.safetensors", network, {})
-    for tensor in load_checkpoint(tmp_path / "half.safetensors").model.state_dict().values():
-        assert tensor.dtype == torch.float32
-
-
 def test_loading_is_independent_of_torch_state_and_preserves_it(tmp_path: Path) -> None:
     path, network = saved(tmp_path)
     before = torch.get_rng_state()
@@ -118,23 +111,11 @@ def rewritten(
     safetensors.torch.save_file(tensors, path, before | metadata)
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*/nowhere"):
-        load_checkpoint(tmp_path / "nowhere.safetensors")
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.999])
-def test_truncated_file_is_rejected(tmp_path: Path, share: float) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.999, 1.0])
+def test_truncated_or_padded_file_is_rejected(tmp_path: Path, share: float) -> None:
     path, _ = saved(tmp_path)
     content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(CheckpointError, match=r"tiny.safetensors is damaged .* train it again"):
-        load_checkpoint(path)
-
-
-def test_padded_file_is_rejected(tmp_path: Path) -> None:
-    path, _ = saved(tmp_path)
-    path.write_bytes(path.read_bytes() + b"\n")
+    path.write_bytes(content + b"\n" if share == 1 else content[: int(len(content) * share)])
     with pytest.raises(CheckpointError, match=r"tiny.safetensors is damaged .* train it again"):
         load_checkpoint(path)
 
@@ -212,7 +193,12 @@ def test_large_config_sizes_allocate_no_memory(
 
 @pytest.mark.parametrize(
     ("dtype", "value", "fits"),
-    [(torch.float64, 1e300, False), (torch.float64, 0.5, True), (torch.float8_e4m3fn, 0.5, True)],
+    [
+        (torch.float64, 1e300, False),
+        (torch.float64, 0.5, True),
+        (torch.bfloat16, 0.5, True),
+        (torch.float8_e4m3fn, 0.5, True),
+    ],
     ids=str,
 )
 def test_weights_of_other_dtypes_are_read_as_float32(
@@ -230,7 +216,9 @@ def test_weights_of_other_dtypes_are_read_as_float32(
         with pytest.raises(CheckpointError, match=r"norm\.bias contains NaN or infinity"):
             load_checkpoint(path)
         return
-    assert (load_checkpoint(path).model.norm.bias == value).all()
+    bias = load_checkpoint(path).model.norm.bias
+    assert bias.dtype == torch.float32
+    assert (bias == value).all()
 
 
 @pytest.mark.parametrize(
@@ -238,13 +226,11 @@ def test_weights_of_other_dtypes_are_read_as_float32(
     [
         "[]", "3", "{", '{"test": 3}', '{"test": {}}', '{"test_with_label": {"bits_per_dim": "x"}}',
         '{"validation": [3]}', '{"validation": 3}', '{"images_seen": "many"}',
-        '{"started_from": "x"}', '{"started_from": {"images_seen": [1]}}', '{"defaults": 3}',
+        '{"started_from": "x"}', '{"started_from": {"images_seen": [1]}}',
         '{"held_out": "many"}', "[" * 100_000, f'{{"test": {{"bits_per_dim": 1{"0" * 400}}}}}',
         *(f'{{"test": {{"bits_per_dim": {odd}}}}}' for odd in ("NaN", "Infinity", "1e999", "true")),
         '{"validation": [{"bits_per_dim": -Infinity}]}',
-        '{"defaults": {"top_p": 0}}', '{"defaults": {"top_p": 1.01}}',
-        '{"defaults": {"guidance": -1}}', '{"images_seen": -1}', '{"held_out": -1}',
-        '{"started_from": {"runs": [{"held_out": -1}]}}',
+        '{"images_seen": -1}', '{"held_out": -1}', '{"started_from": {"runs": [{"held_out": -1}]}}',
     ],
     ids=lambda facts: facts[:50],
 )  # fmt: skip

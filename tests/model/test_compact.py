@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -16,8 +15,6 @@ from scanline.model.checkpoint import (
     save_checkpoint,
 )
 from scanline.model.compact import compact
-from scanline.model.decoders.base import InputBatch
-from scanline.model.decoders.native import NativeDecoder
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
 
 CONFIG = tiny_config(classes=("cat", "dog"), short_conv="2x3")
@@ -44,26 +41,6 @@ def test_matrices_take_half_the_bytes_and_keep_their_values(tmp_path: Path) -> N
     size = path.stat().st_size
     save_checkpoint(path, loaded.model, loaded.facts)  # as when a result is recorded
     assert path.stat().st_size == size
-
-
-def test_the_native_decoder_draws_the_same_from_the_file(tmp_path: Path) -> None:
-    small = compact(Checkpoint("it", random_network(CONFIG).float()))
-    save_checkpoint(tmp_path / "it.safetensors", small.model, {})
-    drawn = []
-    for network in (small.model, load_checkpoint(tmp_path / "it.safetensors").model):
-        decoder = NativeDecoder(network, 1, 1)
-        decoder.begin([0], InputBatch.empty(CONFIG, 1))
-        decoder.step([0], CONFIG.pixels)
-        drawn.append((decoder.canvas.copy(), decoder.bits.copy()))
-    for one, other in zip(*drawn, strict=True):
-        assert np.array_equal(one, other)
-
-
-def test_exact_weights_are_stored_exactly(tmp_path: Path) -> None:
-    network = random_network(CONFIG).float()
-    save_checkpoint(tmp_path / "it.safetensors", network, {})
-    for name, tensor in safetensors.torch.load_file(tmp_path / "it.safetensors").items():
-        assert torch.equal(tensor.float(), network.state_dict()[name])
 
 
 def test_weights_beyond_the_range_are_an_error() -> None:

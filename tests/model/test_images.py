@@ -18,7 +18,6 @@ from scanline.model.images import (
     Fit,
     ImageError,
     fit_image,
-    flatten_alpha,
     open_image,
     to_8_bit,
 )
@@ -195,13 +194,6 @@ def test_half_transparent_pixels_are_known_and_blended() -> None:
     canvas, known = read_masked_image(io.BytesIO(encode(picture)), None, None, "exact", GREY)
     assert known.tolist() == [True] * 29 + [False]
     assert set(canvas.ravel()[:29].tolist()) == {100}
-
-
-def test_transparent_pixels_are_black() -> None:
-    for mode in ("LA", "RGBA"):
-        half = Picture.new("LA", (2, 1), (200, 128))
-        half.putpixel((1, 0), (200, 0))
-        assert flatten_alpha(half.convert(mode))[0, :, 0].tolist() == [100, 0]
 
 
 def test_cover_crops_and_contain_pads() -> None:

@@ -21,7 +21,6 @@ from scanline.model.checkpoint import (
 )
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.paper_checkpoint import import_paper_checkpoint
-from tests.conftest import assert_close
 
 
 def authors_tensors(layers: int, width: int = 256) -> dict[str, Tensor]:
@@ -303,10 +302,3 @@ def test_wrong_path_or_preset_is_reported(tmp_path: Path) -> None:
         import_paper_checkpoint(tmp_path / "nowhere.pt", "mnist")
     with pytest.raises(CheckpointError, match="is not a PyTorch file"):
         import_paper_checkpoint(tmp_path, "mnist-paper")
-
-
-def test_plain_network_of_this_test() -> None:
-    """Check the plain computation of this test against torch."""
-    x = torch.randn(4, 16, dtype=torch.float64)
-    ones, zeros = torch.ones(16).double(), torch.zeros(16).double()
-    assert_close(layer_norm(x, ones, zeros), F.layer_norm(x, (16,), eps=1e-5))

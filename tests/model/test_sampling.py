@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 
 from scanline.model.checkpoint import (
-    Checkpoint,
-    CheckpointError,
     SamplingDefaults,
-    load_checkpoint,
-    save_checkpoint,
 )
 from scanline.model.decoders.base import InputBatch
 from scanline.model.sampling import SamplingError, SamplingOptions, SamplingParams, resolve
-from tests.service.fixtures import COLOUR, GREY, tiny_model
+from tests.service.fixtures import COLOUR, GREY
 
 PLAIN = SamplingDefaults()
 GUIDED = SamplingDefaults(guidance=2.5, top_p=0.9)
@@ -90,14 +86,3 @@ def test_write_to_sets_every_input_with_the_name_of_an_option() -> None:
         column, default = getattr(inputs, name), getattr(untouched, name)[0]
         assert (column[0], column[1]) == (default, value), name
         assert value != default
-
-
-def test_defaults_are_stored_in_the_checkpoint(tmp_path: Any) -> None:
-    path = tmp_path / "mine.safetensors"
-    save_checkpoint(path, tiny_model(), {"defaults": {"guidance": 2.5, "top_p": 0.9}})
-    assert load_checkpoint(path).defaults == GUIDED
-    assert Checkpoint("plain", tiny_model()).defaults == PLAIN
-    for wrong in ({"guidance": 11}, {"top_p": 0}, {"heat": 1}, [2.0], {"guidance": "much"}):
-        save_checkpoint(path, tiny_model(), {"defaults": wrong})
-        with pytest.raises(CheckpointError, match="has invalid metadata"):
-            load_checkpoint(path)

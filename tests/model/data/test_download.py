@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scanline.model.data import download
-from scanline.model.data.catalog import PUBLISHED, PublishedSet, one_of
+from scanline.model.data.catalog import PUBLISHED, PublishedSet
 from scanline.model.data.download import DataError, MissingDataError
 from scanline.model.data.published_sets import load_dataset
 from tests.dataset_files import (
@@ -261,8 +261,3 @@ def test_downloads_hold_all_files(tmp_path: Path) -> None:
             (folder / file).touch()
         for split in published.splits:
             assert download.find(published, split, tmp_path / name)
-
-
-def test_unknown_data_set_is_not_downloaded() -> None:
-    with pytest.raises(DataError, match=f"unknown data set 'imagenet': choose {one_of(PUBLISHED)}"):
-        load_dataset("imagenet", "train", download=True)

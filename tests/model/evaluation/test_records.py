@@ -89,17 +89,6 @@ def test_sampling_defaults_are_added_to_the_facts(tmp_path: Path) -> None:
     assert after.facts == before.facts | {"defaults": {"guidance": 2.5, "top_p": 0.9}}
 
 
-def test_concurrent_measurements_are_both_recorded(tmp_path: Path) -> None:
-    path = save_tiny(tmp_path)
-    first, second = load_checkpoint(path), load_checkpoint(path)
-    record_defaults(first, tmp_path, SamplingDefaults(top_p=0.9))
-    record_precision(second, tmp_path, PrecisionCost("int8", 0.0, 0.0001, 99, "images"))
-    after = load_checkpoint(path)
-    assert after.defaults == SamplingDefaults(top_p=0.9)
-    assert after.native_precision == "int8"
-    assert after.facts["validation"] == [{"bits_per_dim": 5.5}]
-
-
 def test_concurrent_records_are_both_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save_tiny(tmp_path)
     first, second = load_checkpoint(path), load_checkpoint(path)

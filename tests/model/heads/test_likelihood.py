@@ -81,16 +81,6 @@ def test_bin_probabilities_of_one_logistic(mean: float, log_scale: float) -> Non
     torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-300)
 
 
-@pytest.mark.parametrize("log_scale", [-9.0, -7.0, -4.0, -1.0, 1.0, 4.0])
-def test_grey_probabilities_sum_to_one(log_scale: float) -> None:
-    head = make_head("logistic_mixture", 1)
-    for seed in range(4):
-        parameters = random_parameters(30, 1, seed)
-        parameters[:, 2 * MIXTURES :] = log_scale
-        total = distribution(head, parameters, []).sum()
-        assert abs(float(total) - 1) < 1e-9
-
-
 def test_rgb_probabilities_sum_to_the_marginals() -> None:
     """Summing over blue gives P(red, green), over green P(red), and over red 1."""
     head = make_head("logistic_mixture", 3)

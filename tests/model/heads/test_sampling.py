@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from scanline.kernels.constants import MIXTURES
-from scanline.model.config import ModelConfig
-from scanline.model.heads import Head, apply_top_p, split_mixture
+from scanline.model.heads import Head, apply_top_p
 from tests.conftest import tiny_config
 from tests.model.heads.fixtures import (
     bin_probability,
@@ -247,20 +246,6 @@ def test_top_p_of_one_keeps_every_value() -> None:
     """Even values whose predecessors sum to 1 in float32."""
     weights = torch.tensor([[1e-10, 1.0, 1e-20]])
     assert torch.equal(apply_top_p(weights, torch.ones(1)), weights)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_mixture_parameter_layout(channels: int) -> None:
-    config: ModelConfig = tiny_config(head="logistic_mixture", channels=channels)
-    mixture = split_mixture(torch.arange(float(config.head_outputs)), channels)
-    M, pairs = MIXTURES, channels * (channels - 1) // 2
-    assert mixture.weights.tolist() == list(range(M))
-    assert mixture.means.flatten().tolist() == list(range(M, M * (1 + channels)))
-    assert mixture.log_scales.flatten().tolist() == list(
-        range(M * (1 + channels), M * (1 + 2 * channels))
-    )
-    assert mixture.coefficients.shape == (pairs, M)
-    assert float(split_mixture(torch.full((30,), -20.0), 1).log_scales.min()) == -7
 
 
 @pytest.mark.parametrize("temperature", [1e-40, 1e-6, 0.03])

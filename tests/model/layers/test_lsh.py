@@ -77,7 +77,7 @@ def test_network_without_state_refuses_steps_and_prefills() -> None:
 def test_recomputed_steps_read_only_earlier_values(attention: str, start: str) -> None:
     """They equal ``step``, and ``forward`` at the last step, also for LSH attention."""
     config = tiny_config(
-        attention=attention, channels=3, input="previous", order="subpixel", start=start,
+        height=2, attention=attention, channels=3, input="previous", order="subpixel", start=start,
         positions="sinusoidal",
         **({"lsh_chunk": 3} if attention == "lsh-4" else {}),
     )  # fmt: skip

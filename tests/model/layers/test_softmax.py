@@ -6,21 +6,18 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor
 
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
+from tests.model.network.variants import random_labels
 
 CONFIGS = {
     "grey": tiny_config(attention="softmax", classes=("cat", "dog")),
     "rgb": tiny_config(
         attention="softmax", channels=3, head="logistic_mixture", short_conv="2x3"
-    ),
-    "subpixel": tiny_config(
-        attention="softmax", channels=3, order="subpixel", positions="sinusoidal"
     ),
     "given": tiny_config(
         attention="softmax", input="previous", order="subpixel", start="given",
@@ -31,16 +28,12 @@ CONFIGS = {
 every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 
 
-def labels_of(config: ModelConfig, rows: int) -> Tensor | None:
-    return torch.arange(rows) % 3 - 1 if config.classes else None
-
-
 @torch.no_grad()
 @every_config
 def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None:
     """Rows are prefilled to different lengths, so one step has rows at different positions."""
     network = random_network(config)
-    canvas, labels = random_canvas(config, 5), labels_of(config, 5)
+    canvas, labels = random_canvas(config, 5), random_labels(config, 5)
     parallel, first = network(canvas, labels), network.first_step
     per_pixel = config.steps_per_pixel
     for lengths in (torch.zeros(5, dtype=torch.long), torch.tensor([0, 1, 13, 6, config.pixels])):

@@ -31,13 +31,6 @@ def test_repeated_steps_count_once(tmp_path: Path) -> None:
     assert validation.tolist() == [[3, 3.2]]
 
 
-def test_incomplete_line_is_skipped(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    lines = [json.dumps({"step": step, "bits_per_dim": 5.0}) for step in (1, 2, 3)]
-    log.write_text("\n".join([lines[0], lines[1][:9], lines[2]]) + "\n")
-    assert read_curve(log)[0].tolist() == [[1, 5.0], [3, 5.0]]
-
-
 def test_training_curve_is_a_moving_average() -> None:
     points = np.column_stack([np.arange(200.0), np.arange(200.0)])
     line = _smoothed(points)
