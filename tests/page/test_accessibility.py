@@ -29,6 +29,18 @@ VIEWS = ["draw", "watch", "complete", "inside", "play", "learn"]
 PAGE_BYTES = 81_500  # gzip-compressed, of an opened view
 CHART = "Brightness: probability of each of 256 values. Enter chooses one."
 SHAPING = {"Temperature", "Guidance", "Top-p"}
+SLIDERS = {
+    "draw": SHAPING,
+    "watch": {CHART} | SHAPING,
+    "complete": {"Rows to keep", "Brush size"} | SHAPING,
+    "inside": {"Pixel", CHART} | SHAPING,
+    "play": set(),
+    "learn": {CHART} | SHAPING,
+}
+FIELDS = (
+    "input:not([type=radio], [type=checkbox], [type=range], [type=color], [type=file]), "
+    "select, textarea"
+)
 INTERACTIVE = {
     "button", "checkbox", "combobox", "link", "radio", "searchbox", "slider", "spinbutton",
     "textbox", "application", "ColorWell", "image", "img",
@@ -83,19 +95,7 @@ def test_keyboard_operation(visit: Open) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("width", [320, pytest.param(390, marks=pytest.mark.broad)])
-def test_no_horizontal_scrolling_on_phones(visit: Open, view: str, width: int) -> None:
-    page = visit(f"#{view}", **PHONE | {"viewport": {"width": width, "height": 740}})
-    shown(page, view)
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
-    tops = page.eval_on_selector_all(
-        ".top > *:not(nav)", "all => all.map(e => e.getBoundingClientRect().y)"
-    )
-    assert max(tops) < 40, "the header is one row"
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_touch_targets_are_large_enough(visit: Open, view: str) -> None:
+def test_phone_layout_of_each_view(visit: Open, view: str) -> None:
     page = visit(f"#{view}", **PHONE)
     shown(page, view)
     small = page.eval_on_selector_all(
@@ -105,29 +105,56 @@ def test_touch_targets_are_large_enough(visit: Open, view: str) -> None:
             .map(e => [e.outerHTML.slice(0, 80), e.getBoundingClientRect().height])
             .filter(([, height]) => height < 44)""",
     )
-    assert small == []
+    assert small == [], "touch targets are large enough"
+    fields = page.eval_on_selector_all(
+        FIELDS, "all => all.map(e => [e.id, parseFloat(getComputedStyle(e).fontSize)])"
+    )
+    assert [field for field in fields if field[1] < 16] == [], "or iOS zooms into them"
+    for width in (390, 320):
+        page.set_viewport_size({"width": width, "height": 740})
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+        tops = page.eval_on_selector_all(
+            ".top > *:not(nav)", "all => all.map(e => e.getBoundingClientRect().y)"
+        )
+        assert max(tops) < 40, "the header is one row"
 
 
-@pytest.mark.parametrize("view", [*VIEWS, "viewer"])
-def test_axe_finds_no_violations(visit: Open, view: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    page = visit("#draw" if view == "viewer" else f"#{view}")
-    if view == "viewer":
-        wait_until_drawn(page)
-        page.locator("#draw .image-grid button").first.click()
-    else:
-        shown(page, view)
+def assert_transfer_size(page: Page) -> None:
+    sizes: dict[str, int] = page.evaluate(
+        """() => Object.fromEntries(
+            ["navigation", "resource"].flatMap((kind) => performance.getEntriesByType(kind))
+                .filter((entry) => !entry.name.includes("/v1/"))
+                .map((entry) => [entry.name, entry.encodedBodySize]))"""
+    )
+    assert len(sizes) > 10
+    assert all(sizes.values())
+    assert sum(sizes.values()) <= PAGE_BYTES, sizes
+
+
+def assert_preloaded(page: Page) -> None:
+    loaded, requested = page.evaluate(
+        """() => [
+            performance.getEntriesByType("resource").map(({ name }) => name)
+                .filter((name) => name.endsWith(".js") && !name.endsWith("/app.js")),
+            [...document.querySelectorAll("link[rel=modulepreload]")].map(({ href }) => href),
+        ]"""
+    )
+    assert set(loaded) == set(requested)
+
+
+def assert_no_violations(page: Page) -> None:
+    """Check a page with axe in both colour schemes."""
+    from axe_playwright_python.sync_playwright import Axe  # may be missing, as Playwright may
+
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        found = axe.run(page).response["violations"]
+        found = Axe().run(page).response["violations"]
         violations = [(f["id"], f["impact"], [n["html"] for n in f["nodes"]]) for f in found]
         assert violations == [], scheme
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_interactive_elements_have_names(visit: Open, view: str) -> None:
-    page = visit(f"#{view}", **LAPTOP)
-    shown(page, view)
+def assert_names(page: Page, view: str) -> None:
+    """Check that screen readers are told the names of all controls, also of folded ones."""
     page.evaluate("() => document.querySelectorAll('details').forEach(d => { d.open = true; })")
     if view == "draw":
         open_settings(page)
@@ -141,19 +168,25 @@ def test_interactive_elements_have_names(visit: Open, view: str) -> None:
         if n["role"]["value"] in INTERACTIVE and not n.get("name", {}).get("value")
     ]
     assert nameless == []
-    names = {n["name"]["value"] for n in seen if n["role"]["value"] == "slider"}
-    expected = {
-        "draw": SHAPING,
-        "complete": {"Rows to keep", "Brush size"} | SHAPING,
-        "inside": {"Pixel", CHART} | SHAPING,
-        "play": set(),
-        "watch": {CHART} | SHAPING,
-        "learn": {CHART} | SHAPING,
-    }
-    assert names == expected[view]
+    assert {n["name"]["value"] for n in seen if n["role"]["value"] == "slider"} == SLIDERS[view]
     assert page.locator("output").count() == 0, (
         "screen readers announce every change of an output element"
     )
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_size_contrast_and_names_of_each_view(visit: Open, view: str) -> None:
+    page = visit(f"#{view}", **LAPTOP)
+    shown(page, view)
+    assert_transfer_size(page)
+    if view == "draw":
+        assert_preloaded(page)
+    assert_no_violations(page)
+    assert_names(page, view)
+    if view == "draw":
+        page.locator("#draw .image-grid button").first.click()
+        expect(page.locator("#viewer")).to_be_visible()
+        assert_no_violations(page)
 
 
 def test_buttons_keep_the_focus_across_requests(visit: Open) -> None:
@@ -289,31 +322,3 @@ def test_page_without_javascript_links_to_the_api(visit: Open) -> None:
     expect(page.locator("#loading")).to_be_hidden()
     reply = page.request.get(f"{page.url}{link.get_attribute('href')}")
     assert "/v1/samples" in reply.json()["paths"]
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_transfer_size_of_each_view(visit: Open, view: str) -> None:
-    page = visit(f"#{view}")
-    shown(page, view)
-    sizes: dict[str, int] = page.evaluate(
-        """() => Object.fromEntries(
-            ["navigation", "resource"].flatMap((kind) => performance.getEntriesByType(kind))
-                .filter((entry) => !entry.name.includes("/v1/"))
-                .map((entry) => [entry.name, entry.encodedBodySize]))"""
-    )
-    assert len(sizes) > 10
-    assert all(sizes.values())
-    assert sum(sizes.values()) <= PAGE_BYTES, sizes
-
-
-def test_modules_of_first_view_are_preloaded(visit: Open) -> None:
-    page = visit()
-    wait_until_drawn(page)
-    loaded, requested = page.evaluate(
-        """() => [
-            performance.getEntriesByType("resource").map(({ name }) => name)
-                .filter((name) => name.endsWith(".js") && !name.endsWith("/app.js")),
-            [...document.querySelectorAll("link[rel=modulepreload]")].map(({ href }) => href),
-        ]"""
-    )
-    assert set(loaded) == set(requested)

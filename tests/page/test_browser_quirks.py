@@ -19,10 +19,6 @@ from tests.page.helpers import (
 )
 from tests.service.fixtures import GREY, encode
 
-FIELDS = (
-    "input:not([type=radio], [type=checkbox], [type=range], [type=color], [type=file]), "
-    "select, textarea"
-)
 DRAG = """([kind, files]) => {
     const dataTransfer = new DataTransfer();
     if (files) dataTransfer.items.add(new File([], "dragged.png", {type: "image/png"}));
@@ -127,17 +123,6 @@ def test_drop_target_disappears_without_related_target(visit: Open) -> None:
     assert page.evaluate(DRAG, ["dragover", True])
     assert page.evaluate(DRAG, ["dragleave", True])
     page.wait_for_function("() => !document.body.classList.contains('dropping')")
-
-
-@pytest.mark.parametrize("view", ["draw", "complete", "inside"])
-def test_fields_are_large_enough_against_ios_zoom(visit: Open, view: str) -> None:
-    page = visit(f"#{view}", **PHONE)
-    sizes = page.eval_on_selector_all(
-        FIELDS,
-        "all => all.map(e => [e.id, parseFloat(getComputedStyle(e).fontSize)])",
-    )
-    assert sizes
-    assert [field for field in sizes if field[1] < 16] == []
 
 
 def test_content_respects_safe_area(visit: Open) -> None:

@@ -49,8 +49,8 @@ def drawings(page: Page) -> list[str]:
     return seen
 
 
-def test_views_keep_their_content(visit: Open) -> None:
-    page = visit("#draw?n=2&seed=5&model=grey")
+def test_views_keep_their_content_and_model(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5&model=colour")
     wait_until_drawn(page)
     shown, address = pixels(page, "#draw .image-grid canvas"), url_hash(page)
     page.click("nav >> text=Learn")
@@ -66,51 +66,62 @@ def test_views_keep_their_content(visit: Open) -> None:
     page.reload()
     wait_until_drawn(page)
     assert len(requested) == 1
-
-
-def test_model_is_kept_across_views(visit: Open) -> None:
-    page = visit("#draw?n=2&seed=5&model=colour")
-    wait_until_drawn(page)
     page.click("nav >> text=Learn")
     assert "model=colour" in url_hash(page)
     page.reload()
     expect(page.locator("#learn-model")).to_have_text("colour")
 
 
-@pytest.mark.parametrize("view", ["inside", "complete"])
-def test_back_returns_from_view_that_opened_an_image(visit: Open, view: str) -> None:
+def test_back_returns_from_view_that_opened_an_image(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5")
     wait_until_drawn(page)
     shown = pixels(page, "#draw .image-grid canvas")
-    page.locator("#draw .image-grid button").first.click()
-    page.click(f"#viewer-{view}")
-    if view == "inside":
-        wait_until_measured(page)
-    else:
-        wait_until_drawn(page, view)
-    opened = url_hash(page)
-    assert opened.startswith(f"#{view}?")
-    requested = drawings(page)
-    page.go_back()
-    expect(page.locator("#draw")).to_be_visible()
-    assert pixels(page, "#draw .image-grid canvas") == shown
-    assert requested == []
-    page.go_forward()
-    expect(page.locator(f"#{view}")).to_be_visible()
-    assert url_hash(page) == opened
+    for view in ("inside", "complete"):
+        page.locator("#draw .image-grid button").first.click()
+        page.click(f"#viewer-{view}")
+        if view == "inside":
+            wait_until_measured(page)
+        else:
+            wait_until_drawn(page, view)
+        opened = url_hash(page)
+        assert opened.startswith(f"#{view}?")
+        requested = drawings(page)
+        page.go_back()
+        expect(page.locator("#draw")).to_be_visible()
+        assert pixels(page, "#draw .image-grid canvas") == shown
+        assert requested == []
+        page.go_forward()
+        expect(page.locator(f"#{view}")).to_be_visible()
+        assert url_hash(page) == opened
+        page.go_back()
+        expect(page.locator("#draw")).to_be_visible()
 
 
-@pytest.mark.parametrize("link", ["watch?seed=5", "inside?seed=5", "play?seed=5", "complete?own=1"])
-def test_back_leaves_a_view_that_was_just_opened(visit: Open, link: str) -> None:
+def test_back_undoes_one_change_and_then_leaves_the_view(visit: Open) -> None:
     """Opening a link replaces its history entry instead of adding one."""
     page = visit("#draw?n=1&seed=1")
     wait_until_drawn(page)
-    before = page.url
-    page.evaluate("hash => { location.hash = hash; }", link)
-    expect(page).to_have_url(re.compile(rf"#{link.split('?')[0]}\?model=grey"))
-    page.go_back()
-    expect(page).to_have_url(before)
-    expect(page.locator("#draw")).to_be_visible()
+    start = page.url
+    for link, settled, change in (
+        ("watch?seed=5", "model=grey&seed=5", "[data-dice-restart]"),
+        ("inside?seed=5", r"seed=5&at=\d+", "#inside-new"),
+        ("play?seed=5", "model=grey", None),
+        ("complete", "model=grey.*seed=", "#examples li:nth-child(2) button"),
+        ("complete?own=1", "model=grey", None),
+    ):
+        page.evaluate("hash => { location.hash = hash; }", link)
+        expect(page).to_have_url(re.compile(rf"#{link.partition('?')[0]}\?.*{settled}"))
+        if change:
+            expect(page.locator(change)).to_be_enabled()
+            before = page.url
+            page.click(change)
+            expect(page).not_to_have_url(before)
+            page.go_back()
+            expect(page).to_have_url(before)
+            expect(page.locator(f"#{link.partition('?')[0]}")).to_be_visible()
+        page.go_back()
+        expect(page).to_have_url(start)
+        expect(page.locator("#draw")).to_be_visible()
 
 
 def test_back_is_not_undone_by_a_drawing_that_starts(visit: Open) -> None:
@@ -146,28 +157,6 @@ def test_back_returns_to_the_example_before_after_an_early_leave(visit: Open) ->
     expect(page).to_have_url(before)
 
 
-@pytest.mark.parametrize(
-    ("fragment", "settled", "change"),
-    [
-        ("#watch?seed=5", "model=grey&seed=5", "[data-dice-restart]"),
-        ("#inside?seed=5", r"seed=5&at=\d+", "#inside-new"),
-        ("#complete", "model=grey.*seed=", "#examples li:nth-child(2) button"),
-    ],
-)
-def test_back_returns_to_the_picture_before(
-    visit: Open, fragment: str, settled: str, change: str
-) -> None:
-    page = visit(fragment)
-    expect(page).to_have_url(re.compile(settled))
-    expect(page.locator(change)).to_be_enabled()
-    before = page.url
-    page.click(change)
-    expect(page).not_to_have_url(before)
-    page.go_back()
-    expect(page).to_have_url(before)
-    expect(page.locator(fragment.partition("?")[0])).to_be_visible()
-
-
 def test_back_returns_to_the_model_before(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5")
     wait_until_drawn(page)
@@ -190,92 +179,74 @@ def test_back_closes_viewer(visit: Open) -> None:
     expect(page.locator("#viewer")).to_be_hidden()
 
 
-@pytest.mark.parametrize("view", ["draw", "complete", "watch", "inside"])
-def test_unknown_class_is_reported(visit: Open, view: str) -> None:
+@pytest.mark.parametrize("view", ["draw", "complete", "watch", "inside", "play"])
+def test_invalid_values_in_a_link_are_reported(visit: Open, view: str) -> None:
     image = base64.urlsafe_b64encode(encode(random_picture())).decode().rstrip("=")
-    requested = f"#{view}?model=grey&n=1&seed=3&label=dragon"
-    link = f"{requested}&image={image}" if view == "complete" else requested
-    page = visit(link)
-    alert = page.locator(f"#{view} [role=alert]")
-    expect(alert).to_have_text("This model has no class “dragon”. Choose another one.")
-    assert url_hash(page) == link
-    expect(page.locator(f"#{view} .image-grid li")).to_have_count(0)
-
-
-@pytest.mark.parametrize(
-    ("view", "seed"),
-    [
-        pytest.param(
-            view, seed, marks=() if view == "draw" or seed == "abc" else pytest.mark.broad
-        )
-        for view in ("draw", "complete", "inside", "play")
-        for seed in (2**53 - 1, -3, "abc")
-    ],
-)  # fmt: skip
-def test_invalid_seed_is_reported(visit: Open, view: str, seed: object) -> None:
-    image = base64.urlsafe_b64encode(encode(random_picture())).decode().rstrip("=")
-    requested = f"#{view}?model=grey&n=1&seed={seed}"
-    page = visit(f"{requested}&image={image}" if view == "complete" else requested)
-    status = "#play-status" if view == "play" else "[role=alert]"
-    expect(page.locator(f"#{view} {status}")).to_have_text(
-        f"A seed is a whole number from 0 to {2**53 - 64} here, not “{seed}”."
-    )
-    expect(page.locator(f"#{view} .image-grid li")).to_have_count(0)
+    rest = f"&image={image}" if view == "complete" else ""
+    invalid = {f"seed={seed}": seed for seed in (2**53 - 1, -3, "abc")}
+    messages = {
+        "label=dragon&seed=3": "This model has no class “dragon”. Choose another one.",
+        **{
+            field: f"A seed is a whole number from 0 to {2**53 - 64} here, not “{seed}”."
+            for field, seed in invalid.items()
+        },
+    }
+    if view == "play":
+        del messages["label=dragon&seed=3"]
+    page = visit(f"#{view}?model=grey&n=1&{next(iter(messages))}{rest}")
+    for fields, message in messages.items():
+        link = f"#{view}?model=grey&n=1&{fields}{rest}"
+        page.evaluate("hash => { location.hash = hash; }", link)
+        status = page.locator("#play-status" if view == "play" else f"#{view} [role=alert]")
+        expect(status).to_have_text(message)
+        assert url_hash(page) == link
+        expect(page.locator(f"#{view} .image-grid li")).to_have_count(0)
     if view == "play":
         page.click("#play-again")
         expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
+    elif view != "complete":
+        number = f"{view}?seed=5&at=3&temperature=cold&top_p="
+        page.evaluate("hash => { location.hash = hash; }", number)
+        expect(page).to_have_url(re.compile(rf"#{view}\?model=grey&.*temperature=1(&|$)"))
+        assert not re.search(r"top_p=(0|&|$)", page.url)
+    if view in ("complete", "inside"):
+        page.evaluate("hash => { location.hash = hash; }", f"{view}?image=%25%25")
+        expect(page.locator(f"#{view} [data-status-panel]").first).to_contain_text(
+            "The picture in this link is damaged."
+        )
 
 
-def test_link_with_sampling_fields_only(visit: Open) -> None:
+def test_link_without_a_seed_or_with_an_unknown_view_draws(visit: Open) -> None:
     page = visit("#draw?n=2&top_p=0.9&temperature=0.5")
     wait_until_drawn(page)
     assert {"top_p=0.9", "temperature=0.5"} <= set(url_hash(page).partition("?")[2].split("&"))
-
-
-@pytest.mark.parametrize("view", ["draw", "watch", "inside"])
-def test_sampling_value_that_is_no_number_becomes_the_default(visit: Open, view: str) -> None:
-    page = visit(f"#{view}?seed=5&at=3&temperature=cold&top_p=")
-    expect(page).to_have_url(re.compile(rf"#{view}\?model=grey&.*temperature=1(&|$)"))
-    assert not re.search(r"top_p=(0|&|$)", page.url)
-
-
-@pytest.mark.parametrize("view", ["complete", "inside"])
-def test_damaged_picture_in_link_is_reported(visit: Open, view: str) -> None:
-    page = visit(f"#{view}?image=%25%25")
-    expect(page.locator(f"#{view} [data-status-panel]").first).to_contain_text(
-        "The picture in this link is damaged."
-    )
-
-
-@pytest.mark.parametrize("label", ["A FROG", "2"])
-def test_class_in_link_by_other_case_or_number(visit: Open, label: str) -> None:
-    page = visit(f"#draw?model=grey&n=2&seed=3&label={label}")
-    wait_until_drawn(page)
-    expect(page.locator("#draw-classes input:checked")).to_have_value("a frog")
-
-
-def test_class_number_in_link_to_the_inside_view(visit: Open) -> None:
-    page = visit("#inside?seed=5&at=3&label=2")
-    expect(page.locator("#inside-caption")).to_contain_text("A picture drawn as a frog.")
-    expect(page).to_have_url(re.compile(r"label=a\+frog"))
-
-
-def test_random_class_in_link(visit: Open) -> None:
-    page = visit("#draw?model=grey&n=2&seed=3&label=random")
-    wait_until_drawn(page)
-    expect(page.locator("#draw-classes input:checked")).to_have_value("random")
-    assert "label=random" in url_hash(page)
-    page.check("#draw-classes [value='a frog']")
-    wait_until_drawn(page)
-    page.goto(page.url.split("#")[0] + "#draw?model=grey&n=1&seed=4&label=random")
-    expect(page.locator("#draw .image-grid small").first).to_contain_text("seed 4")
-    expect(page.locator("#draw-classes input[value=random]")).to_have_count(1)
-
-
-def test_unknown_view_shows_draw(visit: Open) -> None:
     page = visit("#nosuch")
     wait_until_drawn(page)
     assert url_hash(page).startswith("#draw")
+
+
+def test_class_in_link(visit: Open) -> None:
+    page = visit("#draw?model=grey&n=2&seed=3&label=A FROG")
+    wait_until_drawn(page)
+    checked = page.locator("#draw-classes input:checked")
+    expect(checked).to_have_value("a frog")
+    for seed, label, value in (
+        (4, "random", "random"),
+        (5, "2", "a frog"),
+        (6, "random", "random"),
+    ):
+        fields = f"draw?model=grey&n=2&seed={seed}&label={label}"
+        page.evaluate("hash => { location.hash = hash; }", fields)
+        expect(page.locator("#draw .image-grid small").first).to_contain_text(f"seed {seed}")
+        wait_until_drawn(page)
+        expect(checked).to_have_value(value)
+        assert f"label={value.replace(' ', '+')}" in url_hash(page)
+    expect(page.locator("#draw-classes input[value=random]")).to_have_count(1)
+    page.check("#draw-classes [value='a frog']")
+    wait_until_drawn(page)
+    page.evaluate("() => { location.hash = 'inside?seed=5&at=3&label=2'; }")
+    expect(page.locator("#inside-caption")).to_contain_text("A picture drawn as a frog.")
+    expect(page).to_have_url(re.compile(r"label=a\+frog"))
 
 
 def test_skip_link_keeps_view(visit: Open) -> None:
@@ -290,8 +261,7 @@ def test_skip_link_keeps_view(visit: Open) -> None:
 
 
 @pytest.mark.parametrize("view", ["draw", "complete"])
-@pytest.mark.parametrize("kind", ["curl", "python"])
-def test_copied_command_repeats_drawing(visit: Open, tmp_path: Path, view: str, kind: str) -> None:
+def test_copied_commands_repeat_the_drawing(visit: Open, tmp_path: Path, view: str) -> None:
     page = visit("#draw?n=1&seed=5" if view == "draw" else "#complete", permissions=CLIPBOARD)
     wait_until_drawn(page, view)
     if view == "complete":
@@ -300,14 +270,19 @@ def test_copied_command_repeats_drawing(visit: Open, tmp_path: Path, view: str, 
         page.click("#complete-form button[type=submit]")
         expect(page.locator("#complete .image-grid li")).to_have_count(2)
         wait_until_drawn(page, view)
-    share(page, f"#{view}", f"{kind}")
-    expect(page.locator(f"#{view} .share [role=status]")).to_contain_text("copied")
-    text = copied(page)
-    command: list[Any] = ["sh", "-c", text] if kind == "curl" else [sys.executable, "-c", text]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
     shown = np.array(pixels(page, f"#{view} .image-grid canvas")[-1]).reshape(GREY.height, -1, 4)
-    with Image.open(tmp_path / "scanline.png") as saved:
-        assert np.array_equal(np.asarray(saved), shown[..., 0])
+    for kind, shell in (("curl", ["sh"]), ("python", [sys.executable])):
+        share(page, f"#{view}", kind)
+        expect(page.locator(f"#{view} .share [role=status]")).to_contain_text("copied")
+        page.wait_for_function(
+            "kind => navigator.clipboard.readText().then(t => t.includes(kind))",
+            arg="import" if kind == "python" else "curl",
+        )
+        saved = tmp_path / "scanline.png"
+        saved.unlink(missing_ok=True)
+        subprocess.run([*shell, "-c", copied(page)], cwd=tmp_path, check=True, timeout=60)
+        with Image.open(saved) as picture:
+            assert np.array_equal(np.asarray(picture), shown[..., 0]), kind
 
 
 def test_link_of_one_image(visit: Open) -> None:
@@ -387,24 +362,25 @@ def test_share_menu_closes_with_its_view(visit: Open) -> None:
     expect(page.locator("#draw [data-copy=link]")).to_be_hidden()
 
 
-@pytest.mark.parametrize("kind", ["gif", "png"])
-def test_share_saves_all_images_as_one(visit: Open, kind: str) -> None:
+def test_share_saves_all_images_as_one(visit: Open) -> None:
     page = visit("#draw?n=3&seed=5")
     wait_until_drawn(page)
     drawn = np.array(pixels(page, "#draw .image-grid canvas")).reshape(3, GREY.height, -1, 4)
-    with page.expect_download() as saved:
-        share(page, "#draw", kind)
-    expect(page.locator("#draw .share:not(.grid-toolbar) [role=status]")).to_contain_text("saved")
-    with Image.open(saved.value.path()) as picture:
-        scale = picture.width // (2 * GREY.width + 2)
-        if kind == "gif":
-            assert getattr(picture, "n_frames", 1) == GREY.pixels + 1
-            picture.seek(GREY.pixels)
-        seen = np.asarray(picture.convert("RGB"))[::scale, ::scale]
-    for k in range(3):
-        top, left = k // 2 * (GREY.height + 2), k % 2 * (GREY.width + 2)
-        tile = seen[top : top + GREY.height, left : left + GREY.width]
-        assert np.array_equal(tile, drawn[k, ..., :3])
+    for kind in ("gif", "png"):
+        with page.expect_download() as saved:
+            share(page, "#draw", kind)
+        status = page.locator("#draw .share:not(.grid-toolbar) [role=status]")
+        expect(status).to_contain_text("saved")
+        with Image.open(saved.value.path()) as picture:
+            scale = picture.width // (2 * GREY.width + 2)
+            if kind == "gif":
+                assert getattr(picture, "n_frames", 1) == GREY.pixels + 1
+                picture.seek(GREY.pixels)
+            seen = np.asarray(picture.convert("RGB"))[::scale, ::scale]
+        for k in range(3):
+            top, left = k // 2 * (GREY.height + 2), k % 2 * (GREY.width + 2)
+            tile = seen[top : top + GREY.height, left : left + GREY.width]
+            assert np.array_equal(tile, drawn[k, ..., :3]), kind
 
 
 def test_shared_completions_open_from_the_query(visit: Open) -> None:
