@@ -220,6 +220,11 @@ def url_hash(page: Page) -> str:
     return "#" + address.partition("#")[2]
 
 
+def follow_link(page: Page, fragment: str) -> None:
+    """Open a link to another view or picture on the open page."""
+    page.evaluate("hash => { location.hash = hash; }", fragment)
+
+
 def change_models(page: Page, change: Callable[[dict[str, Any]], object]) -> None:
     """Load the page again with another reply of ``/v1/models``."""
 

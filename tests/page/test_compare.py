@@ -127,10 +127,3 @@ def test_ignored_fields_are_explained_and_not_in_link(visit: Open) -> None:
         named = {part.split("=")[0] for part in url_hash(page).split("?")[1].split("&")}
         assert not named & unheeded
         assert by != "temperature" or {"label", "guidance"} <= named
-
-
-def test_axes_depend_on_model(visit: Open) -> None:
-    page = visit("#draw?model=colour&n=2&seed=5")
-    wait_until_drawn(page)
-    values = page.eval_on_selector_all("#draw-by option", "all => all.map(o => o.value)")
-    assert values == ["", "temperature", "top_p", "model"]

@@ -16,6 +16,7 @@ from PIL import Image
 from tests.page.helpers import (
     Open,
     expect,
+    follow_link,
     open_complete_without_examples,
     pick_model,
     pixels,
@@ -109,7 +110,7 @@ def test_back_undoes_one_change_and_then_leaves_the_view(visit: Open) -> None:
         ("complete", "model=grey.*seed=", "#examples li:nth-child(2) button"),
         ("complete?own=1", "model=grey", None),
     ):
-        page.evaluate("hash => { location.hash = hash; }", link)
+        follow_link(page, link)
         expect(page).to_have_url(re.compile(rf"#{link.partition('?')[0]}\?.*{settled}"))
         if change:
             expect(page.locator(change)).to_be_enabled()
@@ -196,7 +197,7 @@ def test_invalid_values_in_a_link_are_reported(visit: Open, view: str) -> None:
     page = visit(f"#{view}?model=grey&n=1&{next(iter(messages))}{rest}")
     for fields, message in messages.items():
         link = f"#{view}?model=grey&n=1&{fields}{rest}"
-        page.evaluate("hash => { location.hash = hash; }", link)
+        follow_link(page, link)
         status = page.locator("#play-status" if view == "play" else f"#{view} [role=alert]")
         expect(status).to_have_text(message)
         assert url_hash(page) == link
@@ -205,12 +206,11 @@ def test_invalid_values_in_a_link_are_reported(visit: Open, view: str) -> None:
         page.click("#play-again")
         expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
     elif view != "complete":
-        number = f"{view}?seed=5&at=3&temperature=cold&top_p="
-        page.evaluate("hash => { location.hash = hash; }", number)
+        follow_link(page, f"#{view}?seed=5&at=3&temperature=cold&top_p=")
         expect(page).to_have_url(re.compile(rf"#{view}\?model=grey&.*temperature=1(&|$)"))
         assert not re.search(r"top_p=(0|&|$)", page.url)
     if view in ("complete", "inside"):
-        page.evaluate("hash => { location.hash = hash; }", f"{view}?image=%25%25")
+        follow_link(page, f"#{view}?image=%25%25")
         expect(page.locator(f"#{view} [data-status-panel]").first).to_contain_text(
             "The picture in this link is damaged."
         )
@@ -235,8 +235,7 @@ def test_class_in_link(visit: Open) -> None:
         (5, "2", "a frog"),
         (6, "random", "random"),
     ):
-        fields = f"draw?model=grey&n=2&seed={seed}&label={label}"
-        page.evaluate("hash => { location.hash = hash; }", fields)
+        follow_link(page, f"#draw?model=grey&n=2&seed={seed}&label={label}")
         expect(page.locator("#draw .image-grid small").first).to_contain_text(f"seed {seed}")
         wait_until_drawn(page)
         expect(checked).to_have_value(value)
@@ -244,7 +243,7 @@ def test_class_in_link(visit: Open) -> None:
     expect(page.locator("#draw-classes input[value=random]")).to_have_count(1)
     page.check("#draw-classes [value='a frog']")
     wait_until_drawn(page)
-    page.evaluate("() => { location.hash = 'inside?seed=5&at=3&label=2'; }")
+    follow_link(page, "#inside?seed=5&at=3&label=2")
     expect(page.locator("#inside-caption")).to_contain_text("A picture drawn as a frog.")
     expect(page).to_have_url(re.compile(r"label=a\+frog"))
 

@@ -115,21 +115,6 @@ def test_scores_and_share_text(visit: Open) -> None:
     expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
 
 
-def test_link_with_invalid_seed_removes_the_game_before(visit: Open) -> None:
-    page = visit("#play?seed=3")
-    for k in range(5):
-        play(page, "zero")
-        if k < 4:
-            page.click("#play-next")
-            expect(page.locator("#play-status")).to_contain_text(f"Picture {k + 2} of 5")
-    expect(page.locator("#play-recap")).to_be_visible()
-    page.evaluate("() => { location.hash = 'play?seed=abc'; }")
-    expect(page.locator("#play-status")).to_contain_text("A seed is a whole number")
-    for part in ("recap", "squares"):
-        expect(page.locator(f"#play-{part}")).to_be_hidden()
-    expect(page.locator("#play-score")).to_be_empty()
-
-
 def _picture(values: list[int]) -> Image.Image:
     return Image.fromarray(np.array(values, np.uint8).reshape(GREY.height, GREY.width))
 
@@ -143,12 +128,6 @@ def _bits(base: str, picture: bytes, label: str) -> list[float]:
     )
     bits: list[float] = reply.json()["data"][0]["pixel_bits"]
     return bits
-
-
-def test_model_without_classes_is_explained(visit: Open) -> None:
-    page = visit("#play?model=colour")
-    expect(page.locator("#play-status")).to_contain_text("without classes")
-    expect(page.locator("#play-choices button")).to_have_count(0)
 
 
 def test_busy_server_is_retried(visit: Open) -> None:

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.page.helpers import Open, drawn_as, expect, wait_until_drawn, wait_until_measured
+from tests.page.helpers import (
+    Open,
+    drawn_as,
+    expect,
+    follow_link,
+    url_hash,
+    wait_until_drawn,
+    wait_until_measured,
+)
 from tests.service.fake_decoders import FakeDecoder
 from tests.service.fixtures import GREY, build, listening
 
@@ -19,13 +27,22 @@ def url() -> Iterator[str]:
         yield address
 
 
-def test_draw_and_complete_clamp_the_number_of_images(visit: Open, url: str) -> None:
+def test_draw_and_complete_clamp_numbers(visit: Open, url: str) -> None:
     page = visit("#draw?n=12", url=url)
     wait_until_drawn(page)
     expect(page.locator("#draw .image-grid li")).to_have_count(2)
     page.click("nav [data-view=complete]")
     wait_until_drawn(page, "complete")
     expect(page.locator("#complete .image-grid li")).to_have_count(3)  # with the input
+    page.click("#complete-form summary")
+    page.fill("#complete-n", "100")
+    page.fill("#complete-seed", "1.4")
+    page.click("#complete-form summary")  # where the browser could not show a validation message
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete-n")).to_have_value("2")
+    label = page.locator("#complete .image-grid small").nth(1)
+    expect(label).to_have_text("seed 11.00 bits per value")  # two lines: the seed is 1
+    assert {"n=2", "seed=1"} <= set(url_hash(page).split("&"))
 
 
 def test_game_has_five_pictures(visit: Open, url: str) -> None:
@@ -41,6 +58,11 @@ def test_game_has_five_pictures(visit: Open, url: str) -> None:
         if k < 4:
             page.click("#play-next")
     expect(page.locator("#play-recap li")).to_have_count(5)
+    follow_link(page, "#play?seed=abc")
+    expect(status).to_contain_text("A seed is a whole number")
+    for part in ("recap", "squares"):
+        expect(page.locator(f"#play-{part}")).to_be_hidden()
+    expect(page.locator("#play-score")).to_be_empty()
 
 
 def test_limits_scene(visit: Open, url: str) -> None:

@@ -7,8 +7,6 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-import pytest
-
 from tests.page.helpers import (
     Open,
     drawn_as,
@@ -43,31 +41,25 @@ def set_model_defaults(page: Page) -> None:
     wait_until_drawn(page)
 
 
-@pytest.mark.parametrize("view", ["draw", "complete"])
-def test_sliders_start_at_model_defaults(visit: Open, view: str) -> None:
+def test_views_start_at_the_defaults_of_the_model(visit: Open) -> None:
     page = visit()
     wait_until_drawn(page)
     set_model_defaults(page)
-    page.click(f"nav [data-view={view}]")
-    wait_until_drawn(page, view)
-    if view == "draw":
-        open_settings(page)
-    page.eval_on_selector_all(f"#{view} details", "all => all.forEach(d => { d.open = true; })")
-    for name, value in TUNED.items():
-        dial = page.locator(f"#{view}-sampling-{name}")
-        expect(dial).to_have_value(f"{value:g}")
-        words = dial.get_attribute("aria-describedby")
-        expect(page.locator(f"#{words}")).to_be_visible()
-
-
-def test_inside_view_draws_class_if_model_uses_guidance(visit: Open) -> None:
-    page = visit()
-    wait_until_drawn(page)
-    set_model_defaults(page)
+    for view in ("draw", "complete"):
+        page.click(f"nav [data-view={view}]")
+        wait_until_drawn(page, view)
+        if view == "draw":
+            open_settings(page)
+        page.eval_on_selector_all(f"#{view} details", "all => all.forEach(d => { d.open = true; })")
+        for name, value in TUNED.items():
+            dial = page.locator(f"#{view}-sampling-{name}")
+            expect(dial).to_have_value(f"{value:g}")
+            words = dial.get_attribute("aria-describedby")
+            expect(page.locator(f"#{words}")).to_be_visible()
     with page.expect_request("**/v1/samples") as drawn:
         page.click("nav [data-view=inside]")
     sent = drawn.value.post_data_json
-    assert sent["label"] in GREY.classes
+    assert sent["label"] in GREY.classes, "guidance needs a class"
     assert {name: sent[name] for name in TUNED} == TUNED
     expect(page.locator("#inside-caption")).to_contain_text(drawn_as(sent["label"]))
     fields = parse_qs(url_hash(page).partition("?")[2])
@@ -76,7 +68,7 @@ def test_inside_view_draws_class_if_model_uses_guidance(visit: Open) -> None:
 
 
 def test_guidance_needs_class(visit: Open) -> None:
-    page = visit()
+    page = visit(permissions=CLIPBOARD)
     wait_until_drawn(page)
     dial, words = (
         page.locator("#draw-sampling-guidance"),
@@ -97,6 +89,10 @@ def test_guidance_needs_class(visit: Open) -> None:
     assert drawn.value.post_data_json["top_p"] == 0.9
     wait_until_drawn(page)
     assert {"label=one", "guidance=3", "top_p=0.9"} <= set(url_hash(page).split("&"))
+    share(page, "#draw", "curl")
+    expect(page.locator("#draw .share [role=status]")).to_contain_text("copied")
+    sent = json.loads(copied(page).split("-d '")[1].split("'")[0])
+    assert (sent["guidance"], sent["top_p"]) == (3, 0.9)
 
 
 def test_guidance_of_completions(visit: Open) -> None:
@@ -117,12 +113,21 @@ def test_guidance_of_completions(visit: Open) -> None:
     assert "-F 'guidance=2'" in copied(page)
 
 
-def test_no_guidance_without_classes(visit: Open) -> None:
+def test_controls_of_a_model_without_classes(visit: Open) -> None:
     page = visit("#draw?model=colour&n=1&seed=2")
     wait_until_drawn(page)
     open_settings(page)
+    expect(page.locator("#draw-classes")).to_be_hidden()
     expect(page.locator("#draw-sampling-guidance")).to_be_hidden()
     expect(page.locator("#draw-sampling-top_p")).to_be_visible()
+    axes = page.eval_on_selector_all("#draw-by option", "all => all.map(o => o.value)")
+    assert axes == ["", "temperature", "top_p", "model"]
+    page.click("nav >> text=Complete")
+    wait_until_drawn(page, "complete")
+    expect(page.locator("#complete-form [name=colour]")).to_be_visible()
+    page.click("nav >> text=Play")
+    expect(page.locator("#play-status")).to_contain_text("without classes")
+    expect(page.locator("#play-choices button")).to_have_count(0)
 
 
 def test_exact_link_values_are_used(visit: Open) -> None:
@@ -136,21 +141,13 @@ def test_exact_link_values_are_used(visit: Open) -> None:
     expect(page.locator("#draw-sampling .value").nth(1)).to_have_text("7")
 
 
-def test_curl_command_includes_sampling(visit: Open) -> None:
-    page = visit("#draw?n=1&seed=5&label=one&guidance=3&top_p=0.5", permissions=CLIPBOARD)
-    wait_until_drawn(page)
-    share(page, "#draw", "curl")
-    expect(page.locator("#draw .share [role=status]")).to_contain_text("copied")
-    sent = json.loads(copied(page).split("-d '")[1].split("'")[0])
-    assert sent["guidance"] == 3
-    assert sent["top_p"] == 0.5
-
-
 def test_sliders_change_chart(visit: Open) -> None:
     page = visit("#inside?seed=12&at=14&label=one")
     wait_until_measured(page)
     chart = "() => document.querySelector('#charts canvas').toDataURL()"
-    for name, value in (("top_p", 0.6), ("guidance", 4)):
+    plain = page.evaluate(chart)
+    for name, value in (("temperature", 0.4), ("temperature", 1), ("top_p", 0.6), ("guidance", 4)):
         before = page.evaluate(chart)
         set_slider(page, f"#whatif-sampling-{name}", value)
         page.wait_for_function(f"before => ({chart})() !== before", arg=before)
+        assert (page.evaluate(chart) == plain) is (value == 1)

@@ -6,11 +6,9 @@ import base64
 import io
 import json
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -18,6 +16,7 @@ from scanline.service.recipes.recipe import read_recipe
 from tests.page.helpers import (
     Open,
     expect,
+    follow_link,
     open_in_editor,
     pixels,
     set_slider,
@@ -33,14 +32,17 @@ if TYPE_CHECKING:
 SAME = "Same picture, to the pixel."
 
 
-def save(visit: Open, button: str = "#viewer-png", view: str = "draw", index: int = 0) -> bytes:
-    """Draw an image, and save it from the viewer."""
-    page = visit(f"#{view}?n=2&seed=8&label=one&temperature=0.9&top_p=0.7")
+def draw_two(visit: Open) -> Page:
+    page: Page = visit("#draw?n=2&seed=8&label=one&temperature=0.9&top_p=0.7")
     wait_until_drawn(page)
-    page.locator(f"#{view} .image-grid button").nth(index).click()
-    if "copy" in button:
-        page.click("#viewer [data-share-open]")
-    return saved(page, button)
+    return page
+
+
+def save(visit: Open) -> bytes:
+    """Draw an image, and save it from the viewer."""
+    page = draw_two(visit)
+    page.locator("#draw .image-grid button").first.click()
+    return saved(page, "#viewer-png")
 
 
 def edit(file: bytes, *places: tuple[int, int]) -> bytes:
@@ -63,39 +65,45 @@ def drop_elsewhere(visit: Open, file: bytes, **options: Any) -> Page:
     return page
 
 
-@pytest.mark.parametrize(
-    ("button", "scale"), [("#viewer-png", 1), ("#viewer [data-copy=png]", 112)]
-)
-def test_saved_picture_is_verified(visit: Open, button: str, scale: int) -> None:
-    file = save(visit, button, index=1)
-    recipe = read_recipe(file)
-    assert recipe is not None
-    assert (recipe.model, recipe.seed, recipe.n, recipe.label) == ("grey", 9, 1, "one")
-    assert (recipe.temperature, recipe.top_p, recipe.scale) == (0.9, 0.7, scale)
-    with Image.open(io.BytesIO(file)) as picture:
-        assert picture.size == (scale * GREY.width, scale * GREY.height)
-        assert picture.info["parameters"].startswith("one\nSteps: 30, ")
-    page = drop_elsewhere(visit, file)
-    expect(page.locator("#verify-verdict")).to_have_text(SAME)
-    expect(page.locator("#verify-facts")).to_have_text("grey · class one · seed 9")
-
-
-def test_verified_picture_is_drawn_again(visit: Open) -> None:
-    page = visit("#draw?n=1&seed=8&label=one&temperature=0.9&top_p=0.7")
-    wait_until_drawn(page)
-    shown = pixels(page, "#draw .image-grid canvas")
-    page.locator("#draw .image-grid button").click()
-    other = drop_elsewhere(visit, saved(page, "#viewer-png"))
+def test_saved_picture_is_verified_and_drawn_again(visit: Open) -> None:
+    page = draw_two(visit)
+    shown = pixels(page, "#draw .image-grid canvas")[1]
+    page.locator("#draw .image-grid button").nth(1).click()
+    other = None
+    for button, scale in (("#viewer-png", 1), ("#viewer [data-copy=png]", 112)):
+        if scale > 1:
+            page.click("#viewer [data-share-open]")
+        file = saved(page, button)
+        recipe = read_recipe(file)
+        assert recipe is not None
+        assert (recipe.model, recipe.seed, recipe.n, recipe.label) == ("grey", 9, 1, "one")
+        assert (recipe.temperature, recipe.top_p, recipe.scale) == (0.9, 0.7, scale)
+        with Image.open(io.BytesIO(file)) as picture:
+            assert picture.size == (scale * GREY.width, scale * GREY.height)
+            assert picture.info["parameters"].startswith("one\nSteps: 30, ")
+        if other is None:
+            other = drop_elsewhere(visit, file)
+        else:
+            drop(other, file)
+            expect(other.locator("#verify")).to_be_visible()
+        expect(other.locator("#verify-verdict")).to_have_text(SAME)
+        expect(other.locator("#verify-facts")).to_have_text("grey · class one · seed 9")
+        other.keyboard.press("Escape")
+    drop(other, file)
     other.click("#verify-draw")
     wait_until_drawn(other)
     expect(other.locator("#verify")).to_be_hidden()
-    fields = {"n=1", "seed=8", "label=one", "temperature=0.9", "top_p=0.7"}
+    fields = {"n=1", "seed=9", "label=one", "temperature=0.9", "top_p=0.7"}
     assert fields <= set(url_hash(other).partition("?")[2].split("&"))
-    assert pixels(other, "#draw .image-grid canvas") == shown
+    assert pixels(other, "#draw .image-grid canvas") == [shown]
+    drop(other, file)
+    other.click("#verify-open")
+    expect(other.locator("#editor-status")).to_contain_text("as the model sees it")
 
 
 def test_changed_pixels_are_shown(visit: Open) -> None:
-    page = drop_elsewhere(visit, edit(save(visit), (0, 0), (2, 3), (4, 5)))
+    file = save(visit)
+    page = drop_elsewhere(visit, edit(file, (0, 0), (2, 3), (4, 5)))
     expect(page.locator("#verify-verdict")).to_have_text(
         "This picture was changed: 3 pixels differ, shown in red."
     )
@@ -105,17 +113,8 @@ def test_changed_pixels_are_shown(visit: Open) -> None:
     shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))))
     scale = shown.shape[0] // GREY.height
     assert (shown[::scale, ::scale] == (255, 0, 80)).all(-1).sum() == 3
-    drop(page, edit(save(visit), (0, 0)))  # while the dialog is open
+    drop(page, edit(file, (0, 0)))  # while the dialog is open
     expect(page.locator("#verify-verdict")).to_contain_text("1 pixel differs")
-
-
-def test_saved_archive_is_verified(visit: Open) -> None:
-    page = visit("#draw?n=2&seed=8")
-    wait_until_drawn(page)
-    archive = zipfile.ZipFile(io.BytesIO(saved(page, "#draw [data-action=zip]")))
-    for name in archive.namelist()[:2]:
-        other = drop_elsewhere(visit, archive.read(name))
-        expect(other.locator("#verify-verdict")).to_have_text(SAME)
 
 
 def test_completion_of_rows_is_verified(visit: Open) -> None:
@@ -132,22 +131,7 @@ def test_completion_of_rows_is_verified(visit: Open) -> None:
     expect(other.locator("#verify-verdict")).to_contain_text("This picture is a completion.")
 
 
-def test_saved_picture_opens_in_the_editor(visit: Open) -> None:
-    page = drop_elsewhere(visit, save(visit))
-    page.click("#verify-open")
-    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
-
-
-def test_unavailable_server_is_reported(visit: Open) -> None:
-    page = visit("#learn", allowed=["400"])
-    expect(page.locator("#scene-bits [data-status]")).to_contain_text("bits")
-    reply = {"error": {"message": "out of paint", "type": "x", "param": None, "code": None}}
-    page.route("**/v1/verify", lambda route: route.fulfill(status=400, body=json.dumps(reply)))
-    drop(page, save(visit))
-    expect(page.locator("#verify-verdict")).to_have_text("It cannot be checked. Out of paint.")
-
-
-def test_picture_with_an_unknown_option_is_not_offered_to_be_drawn_again(visit: Open) -> None:
+def test_pictures_that_cannot_be_checked_or_drawn_again(visit: Open) -> None:
     file = save(visit)
     with Image.open(io.BytesIO(file)) as picture:
         recipe, info = json.loads(picture.info["scanline"]), PngInfo()
@@ -156,18 +140,24 @@ def test_picture_with_an_unknown_option_is_not_offered_to_be_drawn_again(visit: 
     page = drop_elsewhere(visit, file, allowed=["400"])
     expect(page.locator("#verify-draw")).to_be_visible()
     drop(page, changed)
-    expect(page.locator("#verify-facts")).to_have_text("grey · class one · seed 8")
     expect(page.locator("#verify-draw")).to_be_hidden()
+    expect(page.locator("#verify-facts")).to_have_text("grey · class one · seed 8")
+    reply = {"error": {"message": "out of paint", "type": "x", "param": None, "code": None}}
+    page.route("**/v1/verify", lambda route: route.fulfill(status=400, body=json.dumps(reply)))
+    drop(page, file)
+    expect(page.locator("#verify-verdict")).to_have_text("It cannot be checked. Out of paint.")
 
 
-@pytest.mark.parametrize("text", ["#draw?seed=1", "{}", "[]", '{"format":2}'])
-def test_unknown_recipe_is_ignored(visit: Open, text: str) -> None:
+def test_unknown_recipes_are_ignored(visit: Open) -> None:
     page = visit("#learn")
-    expect(page.locator("#scene-bits [data-status]")).to_contain_text("bits")
-    info = PngInfo()
-    info.add_text("scanline", text)
-    drop(page, encode(random_picture(), pnginfo=info))
-    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
+    for text in ("#draw?seed=1", "{}", "[]", '{"format":2}'):
+        page.click("nav >> text=Learn")
+        expect(page.locator("#scene-bits [data-status]")).to_contain_text("bits")
+        info = PngInfo()
+        info.add_text("scanline", text)
+        drop(page, encode(random_picture(), pnginfo=info))
+        expect(page.locator("#complete")).to_be_visible()
+        expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
 
 
 def test_large_seed_is_kept(visit: Open) -> None:
@@ -195,29 +185,29 @@ def test_large_seed_is_kept(visit: Open) -> None:
         assert (recipe.seed, recipe.scale) == (2**64 - 1, scale)
 
 
-@pytest.mark.parametrize("query", ["n=3&label=random", "n=5", "n=1&label=one"])
-def test_shared_picture_is_verified(visit: Open, query: str) -> None:
-    page = visit(f"#draw?seed=8&{query}")
-    wait_until_drawn(page)
-    page.click("#draw .results > .share [data-share-open]")
-    file = saved(page, "#draw .results > .share [data-copy=png]")
-    recipe = read_recipe(file)
-    assert recipe is not None
-    assert (recipe.seed, recipe.n) == (8, int(query[2]))
-    expect(drop_elsewhere(visit, file).locator("#verify-verdict")).to_have_text(SAME)
-
-
-def test_watched_picture_is_verified(visit: Open) -> None:
-    page = visit("#watch?seed=8&label=one")
-    page.click("#watch [data-share-open]")
-    with page.expect_download() as download:
-        page.click("#watch [data-copy=png]")
-    file = Path(download.value.path()).read_bytes()
-    expect(drop_elsewhere(visit, file).locator("#verify-verdict")).to_have_text(SAME)
-
-
-def test_shared_comparison_has_no_recipe(visit: Open) -> None:
+def test_shared_pictures_are_verified(visit: Open) -> None:
     page = visit("#draw?seed=8&n=2&by=temperature")
     wait_until_drawn(page)
-    page.click("#draw .results > .share [data-share-open]")
-    assert read_recipe(saved(page, "#draw .results > .share [data-copy=png]")) is None
+    share_open, png = (f"#draw .results > .share [data-{b}]" for b in ("share-open", "copy=png"))
+    page.click(share_open)
+    assert read_recipe(saved(page, png)) is None, "a comparison has no recipe"
+    files = []
+    for seed, query in ((20, "n=3&label=random"), (30, "n=5"), (40, "n=2&label=one")):
+        follow_link(page, f"#draw?seed={seed}&{query}")
+        expect(page.locator("#draw .image-grid small").first).to_contain_text(f"seed {seed}")
+        wait_until_drawn(page)
+        page.click(share_open)
+        files.append((seed, saved(page, png)))
+        recipe = read_recipe(files[-1][1])
+        assert recipe is not None
+        assert (recipe.seed, recipe.n) == (seed, int(query[2]))
+    archive = zipfile.ZipFile(io.BytesIO(saved(page, "#draw [data-action=zip]")))
+    files.append((41, archive.read(archive.namelist()[1])))
+    follow_link(page, "#watch?seed=50&label=one")
+    page.click("#watch [data-share-open]")
+    files.append((50, saved(page, "#watch [data-copy=png]")))
+    other = drop_elsewhere(visit, files[0][1])
+    for seed, file in files:
+        drop(other, file)
+        expect(other.locator("#verify-facts")).to_contain_text(f"seed {seed}")
+        expect(other.locator("#verify-verdict")).to_have_text(SAME)
