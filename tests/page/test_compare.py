@@ -6,12 +6,11 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.page.helpers import (
     Open,
     change_models,
     expect,
+    follow_link,
     open_settings,
     pixels,
     url_hash,
@@ -40,39 +39,34 @@ def test_link_of_a_comparison_by_class_keeps_its_guidance(visit: Open) -> None:
     assert json.loads(request.value.post_data or "")["guidance"] == 5
 
 
-@pytest.mark.parametrize(
-    ("axis", "rows"),
-    [
+def test_rows_have_the_same_seeds(visit: Open) -> None:
+    page = visit()
+    wait_until_drawn(page)
+    for axis, rows in (
         ("temperature", [f"Temperature {t}" for t in (0.85, 0.9, 1, 1.1, 1.2)]),
         ("guidance", [f"Guidance {g}" for g in (1, 2, 3, 5, 8)]),
-        ("label", ["zero", "one", "a frog"]),
         ("model", ["grey", "colour"]),
-    ],
-)  # fmt: skip
-def test_rows_have_the_same_seeds(visit: Open, axis: str, rows: list[str]) -> None:
-    page = visit(f"#draw?n=3&seed=5&by={axis}")
-    expect(page.locator("#draw .heading")).to_have_text(rows)
-    wait_until_drawn(page)
-    captions = page.locator("#draw .image-grid small").all_text_contents()
-    seeds = [part for text in captions for part in re.findall(r"seed \d", text)]
-    assert seeds == ["seed 5", "seed 6", "seed 7"] * len(rows)
-    tops = page.eval_on_selector_all(
-        "#draw .image-grid li:not(.heading)", "all => all.map(e => e.offsetTop)"
-    )
-    assert all(len(set(row)) == 1 for row in zip(*[iter(tops)] * 3, strict=True)), (
-        "one row per value"
-    )
+        ("label", ["zero", "one", "a frog"]),
+    ):
+        follow_link(page, f"#draw?n=3&seed=5&by={axis}")
+        expect(page.locator("#draw .heading")).to_have_text(rows)
+        wait_until_drawn(page)
+        captions = page.locator("#draw .image-grid small").all_text_contents()
+        seeds = [part for text in captions for part in re.findall(r"seed \d", text)]
+        assert seeds == ["seed 5", "seed 6", "seed 7"] * len(rows)
+        tops = page.eval_on_selector_all(
+            "#draw .image-grid li:not(.heading)", "all => all.map(e => e.offsetTop)"
+        )
+        one_row_per_value = zip(*[iter(tops)] * 3, strict=True)
+        assert all(len(set(row)) == 1 for row in one_row_per_value), axis
     shown = drawn(page)
     again = visit(url_hash(page))
     wait_until_drawn(again)
     assert drawn(again) == shown
-    if axis != "label":
-        return
-    page.locator("#draw .image-grid button").nth(4).click()  # seed 6, a one
-    page.click("#viewer .close")
-    alone = visit("#draw?n=1&seed=6&label=one")
-    wait_until_drawn(alone)
-    assert drawn(alone) == [shown[4]]
+    follow_link(again, "#draw?n=1&seed=6&label=one")
+    expect(again.locator("#draw .image-grid li")).to_have_count(1)
+    wait_until_drawn(again)
+    assert drawn(again) == [shown[4]]
 
 
 def test_comparison_is_selected_in_form(visit: Open) -> None:
@@ -94,21 +88,23 @@ def test_comparison_is_selected_in_form(visit: Open) -> None:
     expect(page.locator("#draw [data-copy=curl]")).to_be_visible()
 
 
-@pytest.mark.parametrize("button", ["inside", "complete"])
-def test_opening_image_of_other_model_switches_model(visit: Open, button: str) -> None:
+def test_opening_image_of_other_model_switches_model(visit: Open) -> None:
     page = visit("#draw?model=grey&n=2&seed=5&by=model")
     wait_until_drawn(page)
-    page.locator("#draw .image-grid button").nth(3).click()
-    expect(page.locator("#viewer-facts")).to_contain_text("colour")
-    page.click(f"#viewer-{button}")
-    if button == "inside":
-        wait_until_measured(page)
-    else:
-        wait_until_drawn(page, "complete")
-    assert "model=colour" in url_hash(page)
-    expect(page.locator("#model-field :checked")).to_have_value("colour")
-    canvas = {"inside": "#inside-picture", "complete": "#editor"}[button]
-    assert len(pixels(page, canvas)[0]) == 4 * COLOUR.pixels
+    for view, canvas in (("inside", "#inside-picture"), ("complete", "#editor")):
+        page.locator("#draw .image-grid button").nth(3).click()
+        expect(page.locator("#viewer-facts")).to_contain_text("colour")
+        page.click(f"#viewer-{view}")
+        if view == "inside":
+            wait_until_measured(page)
+        else:
+            wait_until_drawn(page, view)
+        assert "model=colour" in url_hash(page)
+        expect(page.locator("#model-field :checked")).to_have_value("colour")
+        assert len(pixels(page, canvas)[0]) == 4 * COLOUR.pixels
+        page.go_back()
+        expect(page.locator("#model-field :checked")).to_have_value("grey")
+        wait_until_drawn(page)
 
 
 def test_ignored_fields_are_explained_and_not_in_link(visit: Open) -> None:

@@ -45,7 +45,9 @@ def test_example_is_completed_in_one_click(visit: Open) -> None:
     top = 4 * GREY.width * 2  # 2/7 of its rows, rounded
     assert all(image[:top] == given[:top] for image in drawn)
     assert not any(given[top:])
-    expect(page.locator("#order-note")).to_be_hidden()
+    for hidden in ("#order-note", "#lookahead"):  # nothing is known after a gap
+        expect(page.locator(hidden)).to_be_hidden()
+    assert "particles" not in page.url
 
 
 def test_button_and_results_are_visible_without_scrolling(visit: Open) -> None:
@@ -69,6 +71,9 @@ def test_phone_scrolls_to_results(visit: Open) -> None:
     assert box(page, "#complete-form button[type=submit]")["bottom"] <= box(page, "nav")["y"]
     page.click("#complete-form button[type=submit]")
     expect(page.locator("#complete .image-grid li").nth(1)).to_be_in_viewport(ratio=1)
+    page.evaluate("() => scrollTo(0, 0)")
+    upload(page, b"no picture")
+    expect(page.locator("#complete [role=alert]")).to_be_in_viewport()
 
 
 def test_upload_is_completed(visit: Open) -> None:
@@ -105,20 +110,32 @@ def test_loaded_examples_do_not_replace_completion(visit: Open) -> None:
     expect(page.locator("#editor-status")).to_be_empty()
 
 
-def test_new_picture_clears_completions(visit: Open) -> None:
+def test_files_are_read_or_their_fault_is_named(visit: Open) -> None:
     page = visit("#complete")
     wait_until_drawn(page, "complete")
-    upload(page, encode(random_picture()))
+    svg = (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 5 6">'
+        '<rect width="5" height="6" fill="#404040"/><rect width="5" height="1" fill="#fff"/></svg>'
+    )
+    upload(page, svg.encode(), "image/svg+xml")
+    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
+    shown = editor_values(page)
+    assert (shown[0] >= 250).all()
+    assert (abs(shown[2].astype(int) - 64) <= 2).all()
     expect(page.locator("#complete .image-grid li")).to_have_count(0)
     expect(page.locator("#complete [data-share]")).to_be_hidden()
-    assert "image=" not in page.url
-
-
-def test_error_is_in_viewport_on_phone(visit: Open) -> None:
-    page = visit("#complete", **PHONE)
-    wait_until_drawn(page, "complete")
-    upload(page, b"no picture")
-    expect(page.locator("#complete [role=alert]")).to_be_in_viewport()
+    assert "image=" not in page.url, "a new picture clears the completions"
+    alert = page.locator("#complete [role=alert]")
+    for data, kind, message in (
+        (b"", "image/png", "That file is empty."),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "image/heic", "cannot read HEIC photographs"),
+        (b"II*\0\x08\0\0\0", "image/tiff", "cannot read TIFF pictures"),
+        (b"\x01\x02\x03", "image/png", "cannot read that file as a picture"),
+        (b"<svg nonsense", "image/svg+xml", "cannot draw that SVG"),
+    ):
+        upload(page, data, kind)
+        expect(alert).to_contain_text(message)
+        expect(alert).to_contain_text("JPEG")  # one of the formats that work
 
 
 def test_failed_examples_can_be_retried(visit: Open) -> None:
@@ -168,43 +185,6 @@ def test_pixel_overlapping_transparent_area_is_unknown(visit: Open) -> None:
     known = np.array(pixels(page, "#complete .image-grid canvas")[0]).reshape(-1, 4)[:, 3] > 0
     hole = np.flatnonzero(~known)
     assert list(hole) == [1 * GREY.width + 2, 2 * GREY.width + 2]
-
-
-def test_file_that_is_no_picture_is_reported(visit: Open) -> None:
-    page = visit("#complete")
-    wait_until_drawn(page, "complete")
-    upload(page, b"no picture", "image/png")
-    expect(page.locator("#complete [role=alert]")).to_contain_text("text, not a picture")
-
-
-def test_unreadable_file_is_named(visit: Open) -> None:
-    page = visit("#complete")
-    wait_until_drawn(page, "complete")
-    alert = page.locator("#complete [role=alert]")
-    for data, kind, message in (
-        (b"", "image/png", "That file is empty."),
-        (b"\0\0\0\x18ftypheic\0\0\0\0", "image/heic", "cannot read HEIC photographs"),
-        (b"II*\0\x08\0\0\0", "image/tiff", "cannot read TIFF pictures"),
-        (b"\x01\x02\x03", "image/png", "cannot read that file as a picture"),
-        (b"<svg nonsense", "image/svg+xml", "cannot draw that SVG"),
-    ):
-        upload(page, data, kind)
-        expect(alert).to_contain_text(message)
-        expect(alert).to_contain_text("JPEG")  # one of the formats that work
-
-
-def test_svg_is_drawn(visit: Open) -> None:
-    page = visit("#complete")
-    wait_until_drawn(page, "complete")
-    svg = (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 5 6">'
-        '<rect width="5" height="6" fill="#404040"/><rect width="5" height="1" fill="#fff"/></svg>'
-    )
-    upload(page, svg.encode(), "image/svg+xml")
-    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
-    shown = editor_values(page)
-    assert (shown[0] >= 250).all()
-    assert (abs(shown[2].astype(int) - 64) <= 2).all()
 
 
 def test_settings_complete_again_from_the_same_seed(visit: Open) -> None:

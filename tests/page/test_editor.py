@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from tests.page.helpers import (
@@ -45,6 +44,14 @@ def test_sketch_is_completed_from_end_of_last_stroke(visit: Open) -> None:
     """Otherwise the model would see the end of the stroke as known."""
     page = visit("#complete")
     wait_until_drawn(page, "complete")
+    restore = page.locator("#tools label", has_text="Restore")
+    expect(restore).to_be_visible()
+    page.click("#blank")
+    expect(restore).to_be_hidden()  # nothing could be restored
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#editor-status")).to_have_text("Draw something first.")
+    page.click("#undo")
+    expect(restore).to_be_visible()
     page.click("#blank")
     expect(page.locator("#editor")).to_be_focused()
     paper = editor_values(page)
@@ -58,19 +65,6 @@ def test_sketch_is_completed_from_end_of_last_stroke(visit: Open) -> None:
     assert not given[drawn.max() :, :, 3].any()
 
 
-def test_blank_picture_cannot_be_completed(visit: Open) -> None:
-    page = visit("#complete")
-    wait_until_drawn(page, "complete")
-    restore = page.locator("#tools label", has_text="Restore")
-    expect(restore).to_be_visible()
-    page.click("#blank")
-    expect(restore).to_be_hidden()  # nothing could be restored
-    page.click("#complete-form button[type=submit]")
-    expect(page.locator("#editor-status")).to_have_text("Draw something first.")
-    page.click("#undo")
-    expect(restore).to_be_visible()
-
-
 def test_picture_without_erased_pixels_cannot_be_completed(visit: Open) -> None:
     page = open_in_editor(visit)
     page.check("#tools [value=restore]")
@@ -78,20 +72,6 @@ def test_picture_without_erased_pixels_cannot_be_completed(visit: Open) -> None:
     touch(page, "#editor", 2, 3, GREY.width, GREY.height)
     page.click("#complete-form button[type=submit]")
     expect(page.locator("#editor-status")).to_contain_text("Nothing is erased")
-
-
-@pytest.mark.parametrize(("paper", "pen"), [(0, 255), (250, 0)])
-def test_blank_picture_has_background_of_examples(visit: Open, paper: int, pen: int) -> None:
-    page = visit()
-    wait_until_drawn(page)
-    page.route("**/v1/samples", example_handler(paper))
-    page.click("nav >> text=Complete")
-    wait_until_drawn(page, "complete")
-    page.click("#blank")
-    expect(page.locator("#editor")).to_be_focused()
-    assert (editor_values(page) == paper).all()
-    sketch(page, 0.5)
-    assert np.abs(editor_values(page).astype(int) - pen).min() < 20
 
 
 def test_drawing_can_start_before_examples_are_loaded(visit: Open) -> None:
@@ -119,32 +99,39 @@ def open_with_background(visit: Open, paper: int) -> Page:
     return page
 
 
+def assert_blank(page: Page, paper: int, pen: int) -> None:
+    page.click("#blank")
+    expect(page.locator("#editor")).to_be_focused()
+    assert (editor_values(page) == paper).all()
+    sketch(page, 0.5)
+    assert np.abs(editor_values(page).astype(int) - pen).min() < 20
+
+
 def test_light_paper_is_inverted(visit: Open) -> None:
     page = open_with_background(visit, 0)
+    offer = page.locator("#light-paper")
+    white = encode(Image.new("L", (GREY.width, GREY.height), 250))
+    upload(page, white)
+    expect(offer).to_be_visible()
+    page.go_back()
+    wait_until_drawn(page, "complete")
+    expect(offer).to_be_hidden()
     upload(page, encode(Image.new("L", (GREY.width, GREY.height), 10)))
     expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
-    expect(page.locator("#light-paper")).to_be_hidden()
-    upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
+    expect(offer).to_be_hidden()
+    upload(page, white)
     press_enter(page, "#light-paper-invert")
-    expect(page.locator("#light-paper")).to_be_hidden()
+    expect(offer).to_be_hidden()
     expect(page.locator("#editor")).to_be_focused()
     assert editor_values(page)[0, 0] == 0
     page.click("#undo")
     assert editor_values(page)[0, 0] == 250
     page.click("#invert")
     assert editor_values(page)[0, 0] == 5, "Invert does not change the contrast"
+    assert_blank(page, 0, 255)
 
 
-def test_offer_to_invert_ends_with_its_picture(visit: Open) -> None:
-    page = open_with_background(visit, 0)
-    upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
-    expect(page.locator("#light-paper")).to_be_visible()
-    page.go_back()
-    wait_until_drawn(page, "complete")
-    expect(page.locator("#light-paper")).to_be_hidden()
-
-
-def test_photographed_stroke_becomes_white_on_black(visit: Open) -> None:
+def test_photographed_and_dark_strokes_become_white(visit: Open) -> None:
     """Plain inversion would leave the paper grey, which the model completes as noise."""
     page = open_with_background(visit, 0)
     shade = np.linspace(195, 210, GREY.pixels).reshape(GREY.height, GREY.width)
@@ -157,13 +144,21 @@ def test_photographed_stroke_becomes_white_on_black(visit: Open) -> None:
     assert (shown[~stroke] == 0).all()
     assert (shown[1, [1, 3]] == 255).all()
     assert 0 < shown[1, 2] < 255
+    transparent = np.zeros((GREY.height, GREY.width, 2), np.uint8)
+    transparent[1, 1:4] = (20, 255)
+    upload(page, encode(Image.fromarray(transparent, "LA")))
+    page.click("#light-paper-invert")
+    seen = np.array(pixels(page, "#editor")[0]).reshape(GREY.height, GREY.width, 4)
+    assert (seen[1, 1:4, 0] == 255).all()
+    assert not seen[2:, :, 3].any(), "transparent pixels stay unknown"
 
 
 def test_light_paper_is_not_offered_if_examples_are_light(visit: Open) -> None:
-    page = open_with_background(visit, 100)
+    page = open_with_background(visit, 250)
     upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
     expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
     expect(page.locator("#light-paper")).to_be_hidden()
+    assert_blank(page, 250, 0)
 
 
 def test_slider_drag_is_one_undo_step(visit: Open) -> None:
@@ -196,17 +191,13 @@ def open_with_sketch(visit: Open, **options: Any) -> tuple[Page, list[list[int]]
     return page, drawn
 
 
-def test_undo_restores_drawing_after_example(visit: Open) -> None:
+def test_undo_restores_drawing_after_example_and_model_switch(visit: Open) -> None:
     page, drawn = open_with_sketch(visit)
     page.click("#examples button")
     assert pixels(page, "#editor") != drawn
     page.focus("#editor")
     page.keyboard.press("Control+z")
     assert pixels(page, "#editor") == drawn
-
-
-def test_undo_restores_drawing_after_model_switch(visit: Open) -> None:
-    page, drawn = open_with_sketch(visit)
     for model in ("colour", "grey"):
         pick_model(page, model)
         wait_until_drawn(page, "complete")
@@ -217,17 +208,6 @@ def test_undo_restores_drawing_after_model_switch(visit: Open) -> None:
         if pixels(page, "#editor") == drawn:
             return
     raise AssertionError("undo does not restore the drawing")
-
-
-def test_dark_ink_on_transparent_paper_is_inverted(visit: Open) -> None:
-    page = open_with_background(visit, 0)
-    picture = np.zeros((GREY.height, GREY.width, 2), np.uint8)
-    picture[1, 1:4] = (20, 255)
-    upload(page, encode(Image.fromarray(picture, "LA")))
-    page.click("#light-paper-invert")
-    shown = np.array(pixels(page, "#editor")[0]).reshape(GREY.height, GREY.width, 4)
-    assert (shown[1, 1:4, 0] == 255).all()
-    assert not shown[2:, :, 3].any(), "transparent pixels stay unknown"
 
 
 def test_reload_keeps_an_own_drawing(visit: Open) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import pytest
 
 from scanline.service.state.app_state import AppState
 from tests.page.helpers import (
@@ -51,43 +51,23 @@ def answer_first(page: Page, times: int, **reply: Any) -> list[int]:
     return requested
 
 
-def test_bad_gateway_is_retried(visit: Open) -> None:
-    page = visit(allowed=["502"])
+def test_refused_drawings_are_retried(visit: Open) -> None:
+    page = visit(allowed=["502", "429"])
     wait_until_drawn(page)
-    requested = answer_first(page, 2, status=502, body="no server")
-    page.click("#draw-form button[type=submit]")
-    expect(page.locator("#draw [data-status-panel]")).to_contain_text("Reconnecting in")
-    wait_until_drawn(page)
-    assert len(requested) == 3
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("quota_exceeded", "You have drawn as much as you may in a minute."),
-        ("too_many_in_flight", "Your earlier pictures are still being drawn."),
-    ],
-)
-def test_reason_of_a_refusal_is_said(visit: Open, code: str, reason: str) -> None:
-    page = visit(allowed=["429"])
-    wait_until_drawn(page)
-    error = {"message": "no", "type": "x", "param": None, "code": code}
-    answer_first(page, 1, status=429, headers={"Retry-After": "1"}, json={"error": error})
-    page.click("#draw-form button[type=submit]")
-    expect(page.locator("#draw [data-status-panel]")).to_contain_text(f"{reason} Trying again")
-    wait_until_drawn(page)
-
-
-def test_full_server_is_retried(visit: Open) -> None:
-    page = visit(allowed=["429"])
-    wait_until_drawn(page)
-    error = {"message": "the queue is full", "type": "x", "param": None, "code": "queue_full"}
-    full = {"status": 429, "headers": {"Retry-After": "1"}, "json": {"error": error}}
-    requested = answer_first(page, 1, **full)
-    page.click("#draw-form button[type=submit]")
-    expect(page.locator("#draw [data-status-panel]")).to_contain_text("full. Trying again")
-    wait_until_drawn(page)
-    assert len(requested) == 2
+    for times, code, message in (
+        (2, None, "Reconnecting in"),
+        (1, "queue_full", "full. Trying again"),
+        (1, "quota_exceeded", "You have drawn as much as you may in a minute. Trying again"),
+        (1, "too_many_in_flight", "Your earlier pictures are still being drawn. Trying again"),
+    ):
+        error = {"error": {"message": "no", "type": "x", "param": None, "code": code}}
+        full = {"status": 429, "headers": {"Retry-After": "1"}, "json": error}
+        requested = answer_first(page, times, **(full if code else {"status": 502, "body": "no"}))
+        page.click("#draw-form button[type=submit]")
+        expect(page.locator("#draw [data-status-panel]")).to_contain_text(message)
+        wait_until_drawn(page)
+        assert len(requested) == times + 1
+        page.unroute("**/v1/samples")
 
 
 def test_queue_position_is_shown(
@@ -191,19 +171,28 @@ def test_replaced_model_is_reported(visit: Open) -> None:
     expect(alert).to_contain_text("There is no model 'grey'. Reload the page.")
 
 
-def test_replies_of_other_servers_are_understandable(visit: Open) -> None:
-    """A network's sign-in page, and the error of a proxy."""
-    page = visit("#draw?n=1&seed=5", allowed=["403"])
+def fulfill(reply: dict[str, Any], route: Route) -> None:
+    route.fulfill(**reply)
+
+
+def test_failed_scene_restarts_when_view_is_shown(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5", allowed=["400", "403"])
     wait_until_drawn(page)
-    page.route("**/v1/score", lambda route: route.fulfill(body="<!doctype html>"))
-    page.click("nav [data-view=learn]")
     status = page.locator("#scene-bits [data-status]")
-    expect(status).to_contain_text("The server cannot be reached.")
-    page.click("nav [data-view=draw]")
-    page.unroute("**/v1/score")
-    page.route("**/v1/score", lambda route: route.fulfill(status=403, json={"error": "Forbidden"}))
+    error = {"message": "no such thing", "code": "x"}
+    replies: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"body": "<!doctype html>"}, "The server cannot be reached."),  # a network's sign-in page
+        ({"status": 403, "json": {"error": "Forbidden"}}, "The server answered 403."),  # a proxy's
+        ({"status": 400, "json": {"error": error}}, "No such thing."),
+    )
+    for reply, message in replies:
+        page.route("**/v1/score", partial(fulfill, reply))
+        page.click("nav [data-view=learn]")
+        expect(status).to_contain_text(message)
+        page.click("nav [data-view=draw]")
+        page.unroute("**/v1/score")
     page.click("nav [data-view=learn]")
-    expect(status).to_have_text("The server answered 403.")
+    expect(status).to_contain_text("bits instead of")
 
 
 def test_game_continues_after_lost_guess(visit: Open) -> None:
@@ -227,20 +216,6 @@ def test_game_continues_after_lost_guess(visit: Open) -> None:
     page.click("#play-choices >> text='zero'")
     expect(page.locator("#play-status")).to_contain_text("the model says")
     assert len(lost) > 2
-
-
-def test_failed_scene_restarts_when_view_is_shown(visit: Open) -> None:
-    page = visit(allowed=["400"])
-    wait_until_drawn(page)
-    error = {"message": "no such thing", "code": "x"}
-    page.route("**/v1/score", lambda route: route.fulfill(status=400, json={"error": error}))
-    page.click("nav [data-view=learn]")
-    status = page.locator("#scene-bits [data-status]")
-    expect(status).to_contain_text("No such thing.")
-    page.click("nav [data-view=draw]")
-    page.unroute("**/v1/score")
-    page.click("nav [data-view=learn]")
-    expect(status).to_contain_text("bits instead of")
 
 
 def test_error_of_replaced_grid_is_not_shown(visit: Open) -> None:

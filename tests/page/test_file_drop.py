@@ -87,25 +87,25 @@ def test_paste_goes_to_view_being_loaded(visit: Open, comes: bool) -> None:
     expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
 
 
-@pytest.mark.parametrize("address", ["#", "#draw?n=2&seed=5", "#inside"])
-def test_paste_during_model_loading_is_not_lost(visit: Open, address: str) -> None:
+def test_paste_during_model_loading_is_not_lost(visit: Open) -> None:
     page = visit()
     wait_until_drawn(page)
-    requested: list[Route] = []
-    page.route("**/v1/models", lambda route: requested.append(route))
-    with page.expect_request("**/v1/models"):
-        page.goto(page.url.partition("#")[0] + "?" + address)
-    paste(page, encode(random_picture(seed=3)))
-    requested[0].continue_()
-    if address == "#inside":
-        expect(page.locator("#inside-caption")).to_contain_text("Your picture")
-    else:
-        expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
-        rows = np.array(pixels(page, "#editor")[0]).reshape(GREY.height, GREY.width, 4)
-        assert np.array_equal(rows[:3, :, 0], np.asarray(random_picture(seed=3))[:3])
-    expect(page.locator("#draw")).to_be_hidden()
-    page.wait_for_timeout(200)
-    expect(page.locator("#draw")).to_be_hidden()
+    held: list[Route] = []
+    page.route("**/v1/models", lambda route: held.append(route))
+    for number, address in enumerate(("#", "#draw?n=2&seed=5", "#inside")):
+        with page.expect_request("**/v1/models"):
+            page.goto(page.url.partition("?")[0].partition("#")[0] + f"?{number}{address}")
+        paste(page, encode(random_picture(seed=3)))
+        held.pop().continue_()
+        if address == "#inside":
+            expect(page.locator("#inside-caption")).to_contain_text("Your picture")
+        else:
+            expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
+            rows = np.array(pixels(page, "#editor")[0]).reshape(GREY.height, GREY.width, 4)
+            assert np.array_equal(rows[:3, :, 0], np.asarray(random_picture(seed=3))[:3])
+        expect(page.locator("#draw")).to_be_hidden()
+        page.wait_for_timeout(200)
+        expect(page.locator("#draw")).to_be_hidden()
 
 
 HELD = """window.held = [];
@@ -116,37 +116,34 @@ HELD = """window.held = [];
     };"""
 
 
-@pytest.mark.parametrize("meanwhile", ["another picture", "another model"])
 @pytest.mark.parametrize("view", ["complete", "inside"])
-def test_slow_file_is_superseded(visit: Open, view: str, meanwhile: str) -> None:
-    page = visit("#draw?n=1&seed=5", script=HELD)
-    wait_until_drawn(page)
-    page.click(f"nav [data-view={view}]")
+def test_slow_file_is_superseded(visit: Open, view: str) -> None:
+    page = visit(f"#{view}", script=HELD)
     if view == "inside":
         wait_until_measured(page)
+        canvas, status, yours = "#inside-picture", "#inside-caption", "Your picture.*bits per value"
     else:
         wait_until_drawn(page, view)
-    page.evaluate("window.holding = true")
-    paste(page, encode(random_picture(seed=3)))
-    page.wait_for_function("() => window.held.length")
-    page.evaluate("window.holding = false")
-    status = page.locator("#editor-status" if view == "complete" else "#inside-caption")
-    yours = re.compile(
-        "your picture as the model sees it"
-        if view == "complete"
-        else "Your picture.*bits per value"
-    )
-    if meanwhile == "another model":
-        pick_model(page, "colour")
-        page.evaluate("window.held[0]()")
-        expect(status).to_have_text(yours)
-        shown = page.locator("#editor" if view == "complete" else "#inside-picture")
-        assert shown.evaluate("(c) => [c.width, c.height]") == [COLOUR.width, COLOUR.height]
-        return
+        canvas, status, yours = "#editor", "#editor-status", "your picture as the model sees it"
+    status = page.locator(status)
+
+    def paste_slowly() -> None:
+        page.evaluate("() => { window.holding = true; window.held = []; }")
+        paste(page, encode(random_picture(seed=3)))
+        page.wait_for_function("() => window.held.length")
+        page.evaluate("window.holding = false")
+
+    paste_slowly()
     paste(page, encode(random_picture(seed=4)))
-    expect(status).to_have_text(yours)
-    canvas = "#editor" if view == "complete" else "#inside-picture"
+    expect(status).to_have_text(re.compile(yours))
     before = pixels(page, canvas)
     page.evaluate("window.held[0]()")
     page.wait_for_timeout(300)
-    assert pixels(page, canvas) == before
+    assert pixels(page, canvas) == before, "another picture came meanwhile"
+    paste_slowly()
+    pick_model(page, "colour")
+    expect(status).not_to_have_text(re.compile(yours))
+    page.evaluate("window.held[0]()")
+    expect(status).to_have_text(re.compile(yours))
+    size = page.locator(canvas).evaluate("(c) => [c.width, c.height]")
+    assert size == [COLOUR.width, COLOUR.height], "another model was chosen meanwhile"

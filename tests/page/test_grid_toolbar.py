@@ -77,17 +77,7 @@ def test_row_title_is_shown_on_sorted_images(visit: Open) -> None:
     expect(page.locator("#viewer-facts")).to_contain_text(row)
 
 
-def test_alternative_texts_name_what_was_drawn(visit: Open) -> None:
-    page = visit("#draw?n=2&seed=5&label=one")
-    wait_until_drawn(page)
-    button = page.locator("#draw .image-grid button").first
-    expect(button).to_have_attribute("aria-label", "Image 1, drawn as a one: enlarge")
-    button.click()
-    picture = page.locator("#viewer-canvas")
-    expect(picture).to_have_attribute("aria-label", "Image 1, drawn as a one, enlarged")
-
-
-def test_every_tile_shows_its_heatmap(visit: Open) -> None:
+def test_every_tile_shows_its_heatmap_and_names_its_class(visit: Open) -> None:
     page = visit("#draw?n=3&seed=5&label=one")
     wait_until_drawn(page)
     page.click("#draw [data-action=heat]")
@@ -97,6 +87,11 @@ def test_every_tile_shows_its_heatmap(visit: Open) -> None:
         assert len(set(zip(*[iter(heat)] * 4, strict=True))) > 3
     page.click("#draw [data-action=heat]")
     expect(page.locator("#draw canvas.heatmap")).to_have_count(0)
+    button = page.locator("#draw .image-grid button").first
+    expect(button).to_have_attribute("aria-label", "Image 1, drawn as a one: enlarge")
+    button.click()
+    picture = page.locator("#viewer-canvas")
+    expect(picture).to_have_attribute("aria-label", "Image 1, drawn as a one, enlarged")
 
 
 def test_heatmaps_toggled_while_measuring_are_shown_once(visit: Open) -> None:

@@ -64,8 +64,11 @@ def test_final_message_waits_for_animation(visit: Open) -> None:
     assert count(counted) == COLOUR.pixels
 
 
-def test_memory_scene_compares_the_cost_of_a_pixel(visit: Open) -> None:
+def test_scenes_of_memory_bits_limits_and_facts(visit: Open) -> None:
     page = visit("#learn?model=grey")
+    expect(page.locator("#scene-bits [data-status]")).to_have_text(
+        re.compile(rf"^\d+ bits instead of {8 * GREY.pixels}: compressed .* times\.$")
+    )
     page.click("#scene-memory button")
     fixed, growing = page.locator("#scene-memory .meter").all()
     expect(fixed).to_contain_text("reads one state")
@@ -74,25 +77,32 @@ def test_memory_scene_compares_the_cost_of_a_pixel(visit: Open) -> None:
         "For its last pixel, this model read one state; "
         f"an ordinary one would have looked at {GREY.pixels - 1} pixels."
     )
+    page.click("#scene-limits button")
+    expect(page.locator("#scene-limits .row canvas")).to_have_count(4)
+    given, *ways = (np.array(p).reshape(-1, 4) for p in pixels(page, "#scene-limits .row canvas"))
+    known = given[:, 3] > 0
+    assert known[GREY.pixels // 2 :].all()
+    assert not known[: GREY.pixels // 2].any()
+    assert all(np.array_equal(way[known], given[known]) for way in ways)
+    assert len({way.tobytes() for way in ways}) == 3
+    facts = page.locator("#learn-facts")
+    parameters = sum(p.numel() for p in tiny_model().parameters())
+    for text in (f"{parameters:,}", f"{GREY.width} × {GREY.height} grey", "a frog", "not measured"):
+        expect(facts).to_contain_text(text)
+    pick_model(page, "colour")
+    expect(page.locator("#learn-model")).to_have_text("colour")
+    expect(facts).to_contain_text(f"{COLOUR.width} × {COLOUR.height} colour")
 
 
-def test_bits_scene_does_not_call_its_pictures_easy(visit: Open) -> None:
-    decoder = FakeDecoder(GREY, 8)
-    app_state, app = build(decoders={"grey": decoder})
-    with listening(app, lambda: app_state.ready) as url:
-        app_state.models["grey"].checkpoint.facts["test"] = {"bits_per_dim": 2.5}
-        page = visit("#learn?model=grey", url=url)
-        hint = page.locator("#scene-bits [data-test-set]")
-        expect(hint).to_contain_text("on average")
-        expect(hint).not_to_contain_text("easy")
-        page.close()
-
-
-def test_memory_text_depends_on_attention(visit: Open) -> None:
+def test_texts_depend_on_the_model(visit: Open) -> None:
     models = {"linear": GREY, "softmax": replace(GREY, attention="softmax")}
     app_state, app = build(decoders={name: FakeDecoder(c, 8) for name, c in models.items()})
     with listening(app, lambda: app_state.ready) as url:
+        app_state.models["linear"].checkpoint.facts["test"] = {"bits_per_dim": 2.5}
         page = visit("#learn?model=linear", url=url)
+        hint = page.locator("#scene-bits [data-test-set]")
+        expect(hint).to_contain_text("on average")
+        expect(hint).not_to_contain_text("easy")
         scene = page.locator("#scene-memory")
         expect(scene).to_contain_text("This model adds", use_inner_text=True)
         expect(scene).not_to_contain_text("it keeps every pixel", use_inner_text=True)
@@ -100,14 +110,6 @@ def test_memory_text_depends_on_attention(visit: Open) -> None:
         expect(scene).to_contain_text("it keeps every pixel", use_inner_text=True)
         expect(scene).not_to_contain_text("This model adds", use_inner_text=True)
         page.close()  # otherwise it sends requests to the stopped server
-
-
-def test_bits_scene(visit: Open) -> None:
-    page = visit("#learn?model=grey")
-    status = page.locator("#scene-bits [data-status]")
-    expect(status).to_have_text(
-        re.compile(rf"^\d+ bits instead of {8 * GREY.pixels}: compressed .* times\.$")
-    )
 
 
 def test_busy_server_is_retried(visit: Open) -> None:
@@ -136,26 +138,3 @@ def test_busy_server_is_retried(visit: Open) -> None:
     page.click("nav [data-view=complete]")
     expect(page.locator("#examples canvas")).to_have_count(6)
     assert "samples" in refused
-
-
-def test_limits_scene(visit: Open) -> None:
-    page = visit("#learn?model=grey")
-    page.click("#scene-limits button")
-    expect(page.locator("#scene-limits .row canvas")).to_have_count(4)
-    given, *ways = (np.array(p).reshape(-1, 4) for p in pixels(page, "#scene-limits .row canvas"))
-    known = given[:, 3] > 0
-    assert known[GREY.pixels // 2 :].all()
-    assert not known[: GREY.pixels // 2].any()
-    assert all(np.array_equal(way[known], given[known]) for way in ways)
-    assert len({way.tobytes() for way in ways}) == 3
-
-
-def test_model_facts(visit: Open) -> None:
-    page = visit("#learn?model=grey")
-    facts = page.locator("#learn-facts")
-    parameters = sum(p.numel() for p in tiny_model().parameters())
-    for text in (f"{parameters:,}", f"{GREY.width} × {GREY.height} grey", "a frog", "not measured"):
-        expect(facts).to_contain_text(text)
-    pick_model(page, "colour")
-    expect(page.locator("#learn-model")).to_have_text("colour")
-    expect(facts).to_contain_text(f"{COLOUR.width} × {COLOUR.height} colour")

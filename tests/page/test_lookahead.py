@@ -10,6 +10,7 @@ from tests.page.helpers import (
     Open,
     expect,
     fill_setting,
+    follow_link,
     open_in_editor,
     pixels,
     set_slider,
@@ -32,14 +33,6 @@ def open_with_hole(visit: Open, **options: Any) -> Page:
     return page
 
 
-def test_hidden_without_pixels_after_gap(visit: Open) -> None:
-    page = visit("#complete")
-    wait_until_drawn(page, "complete")
-    expect(page.locator("#complete-rows")).to_be_visible()
-    expect(page.locator("#lookahead")).to_be_hidden()
-    assert "particles" not in url_hash(page)
-
-
 def test_shown_for_holes(visit: Open) -> None:
     page = open_with_hole(visit)
     expect(page.locator("#lookahead")).to_be_visible()
@@ -51,39 +44,42 @@ def test_shown_for_holes(visit: Open) -> None:
     wait_until_drawn(page, "complete")
     assert "particles=8" in url_hash(page)
     expect(page.locator("#complete .image-grid small").nth(1)).to_contain_text("of 8 tries counted")
-    again = visit(url_hash(page))
+    link = url_hash(page)
+    again = visit(link, allowed=["400", "422"])
     wait_until_drawn(again, "complete")
     assert pixels(again, "#complete .image-grid canvas") == pixels(
         page, "#complete .image-grid canvas"
     )
-
-
-def test_particles_in_link(visit: Open) -> None:
-    page = open_with_hole(visit)
-    page.click("#complete-form button[type=submit]")
-    expect(page.locator("#complete .image-grid li")).to_have_count(9)
-    wait_until_drawn(page, "complete")
-    link = url_hash(page).replace("particles=8", "particles=3")
-    again = visit(link)
-    wait_until_drawn(again, "complete")
+    follow_link(again, link.replace("particles=8", "particles=3"))
     expect(again.locator("#complete .image-grid small").nth(1)).to_contain_text(
         "of 3 tries counted"
     )
     expect(again.locator("#complete-particles")).to_have_value("3")
     assert "particles=3" in url_hash(again)
-    many = visit(link.replace("particles=3", "particles=9"), allowed=["400", "422"])
-    expect(many.locator("#complete [role=alert]")).to_contain_text("articles")
+    wait_until_drawn(again, "complete")
+    follow_link(again, link.replace("particles=8", "particles=9"))
+    expect(again.locator("#complete [role=alert]")).to_contain_text("articles")
 
 
-def test_guidance_halves_the_limit(visit: Open) -> None:
+def test_guidance_halves_the_limit_and_a_warning_is_shown(visit: Open) -> None:
     page = open_with_hole(visit)
     page.locator("#complete-form summary").click()
     page.select_option("#complete-label", "one")
     set_slider(page, "#complete-sampling-guidance", 2)
     expect(page.locator("#complete-particles")).to_have_value("4")
+    warning = "in 8 of 8 images one particle had all the weight"
+
+    def warn(route: Route) -> None:
+        reply = route.fetch()
+        body = reply.text().replace('"warnings":[]', f'"warnings":["{warning}"]')
+        route.fulfill(response=reply, body=body)
+
+    page.route("**/v1/completions", warn)
     page.click("#complete-form button[type=submit]")
     expect(page.locator("#complete .image-grid small").nth(1)).to_contain_text("of 4 tries counted")
-    wait_until_drawn(page, "complete")
+    expect(page.locator("#complete [data-status-panel]")).to_contain_text(
+        "Few tries fitted the part below the gap"
+    )
 
 
 def test_comparison_with_and_without(visit: Open) -> None:
@@ -136,19 +132,3 @@ def test_resent_pixels_replace_old_ones(visit: Open) -> None:
     )
     shown = np.array(pixels(page, "#draw .image-grid canvas")[0]).reshape(-1, 4)[:, 0].tolist()
     assert shown == [0] * 3 + values[3:9] + [0] * (GREY.pixels - 9)
-
-
-def test_particle_warning_is_shown(visit: Open) -> None:
-    page = open_with_hole(visit)
-    warning = "in 8 of 8 images one particle had all the weight"
-
-    def warn(route: Route) -> None:
-        reply = route.fetch()
-        body = reply.text().replace('"warnings":[]', f'"warnings":["{warning}"]')
-        route.fulfill(response=reply, body=body)
-
-    page.route("**/v1/completions", warn)
-    page.click("#complete-form button[type=submit]")
-    expect(page.locator("#complete [data-status-panel]")).to_contain_text(
-        "Few tries fitted the part below the gap"
-    )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.page.helpers import (
     LAPTOP,
     PHONE,
@@ -14,6 +12,7 @@ from tests.page.helpers import (
     box,
     expect,
     fill_setting,
+    follow_link,
     open_settings,
     pixels,
     wait_until_drawn,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 def test_settings_drawer(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **PHONE)
     wait_until_drawn(page)
+    expect(page.locator("#draw .image-grid li").first).to_be_in_viewport(ratio=1)
     expect(page.locator("#draw-n")).to_be_hidden()
     page.click("#draw-settings")
     expect(page.locator("#draw-n")).to_be_in_viewport()
@@ -47,6 +47,14 @@ def test_settings_drawer(visit: Open) -> None:
     page.click("#draw-settings")
     page.keyboard.press("Escape")
     expect(page.locator("#draw-options")).to_be_hidden()
+    page.click("#draw-settings")
+    for width, height in ((844, 390), (390, 844)):  # the phone is turned
+        page.set_viewport_size({"width": width, "height": height})
+        sheet = page.locator("#draw-options:popover-open")
+        expect(sheet).to_have_count(int(width < height))  # beside the pictures on a wide screen
+        expect(page.locator("#draw-n")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#draw-n")).to_be_hidden()
 
 
 def test_settings_drawer_closes_when_drawing(visit: Open) -> None:
@@ -78,23 +86,17 @@ def test_settings_open_below_the_form_on_laptops(visit: Open) -> None:
     expect(page.locator("#draw-n")).to_be_hidden()
 
 
-def test_open_settings_stay_open_when_a_phone_is_turned(visit: Open) -> None:
-    page = visit("#draw?n=4&seed=5", **PHONE)
-    wait_until_drawn(page)
-    page.click("#draw-settings")
-    expect(page.locator("#draw-n")).to_be_visible()
-    for width, height in ((844, 390), (390, 844)):
-        page.set_viewport_size({"width": width, "height": height})
-        sheet = page.locator("#draw-options:popover-open")
-        expect(sheet).to_have_count(int(width < height))  # beside the pictures on a wide screen
-        expect(page.locator("#draw-n")).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.locator("#draw-n")).to_be_hidden()
-
-
 def test_landing_offers_both_starts_without_scrolling(visit: Open) -> None:
     page = visit(**PHONE)
     wait_until_drawn(page)
+    page.set_viewport_size({"width": 320, "height": 740})
+    fading = """() => Number(getComputedStyle(
+        document.querySelector("#draw-classes"), "::after").opacity)"""
+    page.wait_for_function(f"() => ({fading})() > 0.9")  # shows that more classes follow
+    page.evaluate("() => document.querySelector('#draw-classes').scrollBy(999, 0)")
+    page.wait_for_function(f"() => ({fading})() < 0.1")
+    assert box(page, "#draw-form")["width"] == box(page, "#draw .starts")["width"]
+    page.set_viewport_size(PHONE["viewport"])
     expect(page.locator("#draw .intro p")).to_be_in_viewport(ratio=1)
     starts = page.locator("#draw .starts a")
     assert starts.count() == 2
@@ -110,29 +112,29 @@ def test_landing_offers_both_starts_without_scrolling(visit: Open) -> None:
     expect(page.locator("#editor")).to_be_in_viewport(ratio=1)
 
 
-def test_landing_shows_that_more_classes_follow(visit: Open) -> None:
-    page = visit(**PHONE | {"viewport": {"width": 320, "height": 740}})
+def assert_sticky(page: Page) -> None:
+    page.locator("#draw .image-grid li").last.scroll_into_view_if_needed()
+    assert page.evaluate("() => scrollY") > 100
+    expect(page.locator("#draw-form .buttons [type=submit]")).to_be_in_viewport(ratio=1)
+
+
+def test_panel_is_sticky_on_laptops(visit: Open) -> None:
+    page = visit("#draw?n=64&seed=5", **LAPTOP)
     wait_until_drawn(page)
-    opacity = """() => Number(getComputedStyle(
-        document.querySelector("#draw-classes"), "::after").opacity)"""
-    assert page.evaluate(opacity) > 0.9
-    page.evaluate("() => document.querySelector('#draw-classes').scrollBy(999, 0)")
-    page.wait_for_function(f"() => ({opacity})() < 0.1")
-    assert box(page, "#draw-form")["width"] == box(page, "#draw .starts")["width"]
+    assert_sticky(page)
 
 
-def test_panel_is_sticky(visit: Open) -> None:
-    for size in (PHONE, LAPTOP):
-        page = visit("#draw?n=64&seed=5", **size)
+def test_tiles_shrink_below_a_sticky_panel(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5", **PHONE)
+    widths = {}
+    for n in (1, 4, 12, 64):
+        follow_link(page, f"#draw?n={n}&seed=5")
+        expect(page.locator("#draw .image-grid li")).to_have_count(n)
         wait_until_drawn(page)
-        page.locator("#draw .image-grid li").last.scroll_into_view_if_needed()
-        assert page.evaluate("() => scrollY") > 100
-        expect(page.locator("#draw-form .buttons [type=submit]")).to_be_in_viewport(ratio=1)
-
-
-def test_focused_image_is_not_covered_by_panel(visit: Open) -> None:
-    page = visit("#draw?n=64&seed=5", **PHONE)
-    wait_until_drawn(page)
+        widths[n] = box(page, "#draw .image-grid button")["width"]
+    assert widths[1] > widths[4] > widths[12] > widths[64]
+    assert widths[1] > 300
+    assert_sticky(page)
     page.locator("#draw .image-grid button").last.focus()
     for _ in range(40):
         page.keyboard.press("Shift+Tab")
@@ -142,22 +144,6 @@ def test_focused_image_is_not_covered_by_panel(visit: Open) -> None:
     )  # where a sticky panel would fill the screen
     page.locator("#draw .image-grid button").last.focus()
     assert box(page, "#draw-form")["bottom"] < 0
-
-
-def test_fewer_tiles_are_larger(visit: Open) -> None:
-    widths = {}
-    for n in (1, 4, 12, 64):
-        page = visit(f"#draw?n={n}&seed=5", **PHONE)
-        wait_until_drawn(page)
-        widths[n] = box(page, "#draw .image-grid button")["width"]
-    assert widths[1] > widths[4] > widths[12] > widths[64]
-    assert widths[1] > 300
-
-
-def test_images_are_visible_without_scrolling(visit: Open) -> None:
-    page = visit("#draw?n=4&seed=5", **PHONE)
-    wait_until_drawn(page)
-    expect(page.locator("#draw .image-grid li").first).to_be_in_viewport(ratio=1)
 
 
 def drag(page: Page, by: tuple[float, float], fingers: int = 1) -> None:
@@ -196,16 +182,11 @@ def test_finger_erases_in_all_directions_at_once(visit: Open) -> None:
         page.click("#undo")
         assert pixels(page, "#editor") == look
     assert box(page, "#editor")["x"] > 40, "one finger scrolls beside the editor"
-
-
-def test_blank_picture_takes_vertical_strokes(visit: Open) -> None:
-    page = visit("#complete", **PHONE)
-    wait_until_drawn(page, "complete")
     page.click("#blank")
     expect(page.locator("#editor")).to_be_focused()
     paper = pixels(page, "#editor")
     drag(page, (0, 90))
-    assert pixels(page, "#editor") != paper
+    assert pixels(page, "#editor") != paper, "a vertical stroke on a blank picture"
     assert page.evaluate("() => scrollY") == 0
 
 
@@ -226,21 +207,20 @@ def test_own_drawing_stays_in_view_when_completed(visit: Open) -> None:
     expect(page.locator("#complete .image-grid li").nth(1)).to_be_in_viewport(ratio=1)
 
 
-@pytest.mark.parametrize("view", ["draw", "inside", "play", "learn"])
-def test_long_words_do_not_widen_the_page(visit: Open, view: str) -> None:
+def test_long_words_do_not_widen_the_page(visit: Open) -> None:
     word = "pneumonoultramicroscopicsilicovolcanoconiosis"
     decoder = FakeDecoder(dataclasses.replace(GREY, classes=(word, "x")), 8)
     app_state, app = build(decoders={f"a_model_of_{word}": decoder})
     with listening(app, lambda: app_state.ready) as url:
-        requested = {"draw": f"?label={2 * word}", "inside": f"?seed=5&label={word}"}.get(view, "")
-        page = visit(f"#{view}{requested}", url=url, **PHONE)
-        status = {
-            "draw": ("[role=alert]", word),
-            "inside": ("#inside-caption", "bits per value"),
-            "play": ("#play-status", "Picture 1 of 5"),
-            "learn": ("#learn-facts", word),
-        }
-        expect(page.locator(f"#{view} {status[view][0]}")).to_contain_text(status[view][1])
-        root = "document.documentElement"
-        assert page.evaluate(f"{root}.scrollWidth - {root}.clientWidth") == 0
+        page = visit(f"#draw?label={2 * word}", url=url, **PHONE)
+        for link, status, text in (
+            (f"#draw?label={2 * word}", "#draw [role=alert]", word),
+            (f"#inside?seed=5&label={word}", "#inside-caption", "bits per value"),
+            ("#play", "#play-status", "Picture 1 of 5"),
+            ("#learn", "#learn-facts", word),
+        ):
+            follow_link(page, link)
+            expect(page.locator(status)).to_contain_text(text)
+            root = "document.documentElement"
+            assert page.evaluate(f"{root}.scrollWidth - {root}.clientWidth") == 0, link
         page.context.close()

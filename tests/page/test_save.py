@@ -16,6 +16,7 @@ from PIL import Image
 from tests.page.helpers import (
     Open,
     expect,
+    follow_link,
     pixels,
     share,
     wait_until_drawn,
@@ -62,30 +63,29 @@ def test_saved_picture_opens_in_editor_and_inside_view(visit: Open) -> None:
     expect(page.locator("#inside-caption")).to_contain_text("Your picture")
 
 
-@pytest.mark.parametrize("model", ["grey", "colour"])
-def test_gif_shows_drawing(visit: Open, model: str) -> None:
-    config = {"grey": GREY, "colour": COLOUR}[model]
-    page = visit(f"#draw?model={model}&n=1&seed=8")
-    wait_until_drawn(page)
-    shown = np.array(pixels(page, "#draw .image-grid canvas")[0]).reshape(
-        config.height, config.width, 4
-    )
-    page.locator("#draw .image-grid button").first.click()
-    page.click("#viewer [data-share-open]")
-    scale = 280 // config.width
-    with Image.open(io.BytesIO(saved(page, "#viewer [data-copy=gif]"))) as gif:
-        assert gif.info["loop"] == 0
-        frames = getattr(gif, "n_frames", 1)
-        assert frames == config.pixels + 1
-        for frame in (1, config.pixels // 2, config.pixels):
-            gif.seek(frame)
-            seen = np.asarray(gif.convert("RGBA"))[::scale, ::scale].reshape(-1, 4)
-            assert np.array_equal(seen[:frame], shown.reshape(-1, 4)[:frame])
-            assert not seen[frame:, 3].any()
-
-
-def test_gif_with_many_colours_is_exact(visit: Open) -> None:
+def test_gif_shows_drawing(visit: Open) -> None:
     page = visit("#draw?model=colour&n=1&seed=8")
+    for model, config in (("colour", COLOUR), ("grey", GREY)):
+        follow_link(page, f"#draw?model={model}&n=1&seed=8")
+        expect(page.locator("#model-field :checked")).to_have_value(model)
+        wait_until_drawn(page)
+        shown = np.array(pixels(page, "#draw .image-grid canvas")[0]).reshape(-1, 4)
+        page.locator("#draw .image-grid button").first.click()
+        page.click("#viewer [data-share-open]")
+        scale = 280 // config.width
+        with Image.open(io.BytesIO(saved(page, "#viewer [data-copy=gif]"))) as gif:
+            assert gif.info["loop"] == 0
+            assert getattr(gif, "n_frames", 1) == config.pixels + 1
+            for frame in (1, config.pixels // 2, config.pixels):
+                gif.seek(frame)
+                seen = np.asarray(gif.convert("RGBA"))[::scale, ::scale].reshape(-1, 4)
+                assert np.array_equal(seen[:frame], shown[:frame])
+                assert not seen[frame:, 3].any()
+        page.keyboard.press("Escape")
+
+
+def test_gif_with_many_colours_and_base64_are_exact(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=8")
     wait_until_drawn(page)
     values, text = page.evaluate(
         """async (side) => {
@@ -106,28 +106,44 @@ def test_gif_with_many_colours_is_exact(visit: Open) -> None:
         assert gif.info["duration"] == 2000
         seen = np.asarray(gif.convert("RGB"))
     assert np.array_equal(seen.ravel(), np.array(values))
+    same = page.evaluate(
+        """async () => {
+            const { toBase64Url, fromBase64Url } = await import("./static/pixels.js");
+            const bytes = Uint8Array.from({ length: 400_000 }, (_, k) => (k * k) % 251);
+            const text = await toBase64Url(new Blob([bytes]));
+            const back = new Uint8Array(await fromBase64Url(text).arrayBuffer());
+            return back.length === bytes.length && back.every((byte, k) => byte === bytes[k]);
+        }"""
+    )
+    assert same, "large data in base64"
 
 
-@pytest.mark.parametrize("button", ["#viewer-png", "[data-copy=png]", "[data-copy=gif]"])
-def test_saved_file_belongs_to_clicked_image(visit: Open, button: str) -> None:
+def test_saved_file_belongs_to_clicked_image(visit: Open) -> None:
     page = visit("#draw?n=2&seed=8")
     wait_until_drawn(page)
     page.locator("#draw .image-grid button").first.click()
-    with page.expect_download() as download:
-        page.evaluate(
-            """(button) => {
-                document.querySelector(`#viewer ${button}`).click();
-                const next = new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true });
-                document.getElementById("viewer").dispatchEvent(next);
-            }""",
-            button,
-        )
-    expect(page.locator("#viewer-facts")).to_contain_text("Seed 9")
-    kind = "gif" if "gif" in button else "png"
-    assert download.value.suggested_filename == f"scanline-grey-8.{kind}"
-    if kind == "png":
-        with Image.open(download.value.path()) as picture:
-            assert '"seed":8,' in picture.text["scanline"]  # type: ignore[attr-defined]
+    facts = page.locator("#viewer-facts")
+    for button, kind in (
+        ("#viewer-png", "png"),
+        ("[data-copy=png]", "png"),
+        ("[data-copy=gif]", "gif"),
+    ):
+        expect(facts).to_contain_text("Seed 8")
+        with page.expect_download() as download:
+            page.evaluate(
+                """(button) => {
+                    document.querySelector(`#viewer ${button}`).click();
+                    const next = new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true });
+                    document.getElementById("viewer").dispatchEvent(next);
+                }""",
+                button,
+            )
+        expect(facts).to_contain_text("Seed 9")
+        assert download.value.suggested_filename == f"scanline-grey-8.{kind}", button
+        if kind == "png":
+            with Image.open(download.value.path()) as picture:
+                assert '"seed":8,' in picture.text["scanline"]  # type: ignore[attr-defined]
+        page.keyboard.press("ArrowLeft")
 
 
 def test_dropped_folder_is_reported(visit: Open) -> None:
@@ -161,19 +177,6 @@ def test_archive_contains_images_and_table(visit: Open) -> None:
             with Image.open(archive.open(row["file"])) as picture:
                 assert np.asarray(picture.convert("RGBA")).ravel().tolist() == image
                 assert f'"seed":{row["seed"]},' in picture.text["scanline"]  # type: ignore[attr-defined]
-
-
-def test_base64_of_large_data(visit: Open) -> None:
-    same = visit("#draw?n=1&seed=8").evaluate(
-        """async () => {
-            const { toBase64Url, fromBase64Url } = await import("./static/pixels.js");
-            const bytes = Uint8Array.from({ length: 400_000 }, (_, k) => (k * k) % 251);
-            const text = await toBase64Url(new Blob([bytes]));
-            const back = new Uint8Array(await fromBase64Url(text).arrayBuffer());
-            return back.length === bytes.length && back.every((byte, k) => byte === bytes[k]);
-        }"""
-    )
-    assert same
 
 
 @pytest.mark.parametrize("module", ["gif", "zip"])
