@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def imported_names(source: str, path: str = "<test>") -> set[str]:
     return names
 
 
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     return imported_names(path.read_text(), str(path))
 

@@ -87,9 +87,14 @@ def test_known_rows_0_draws_the_same_as_a_sample(api: LiveServer) -> None:
     assert completed["images"][0]["png"] == sampled["images"][0]["png"]
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM"])
-@pytest.mark.parametrize("model", CONFIGS)
-def test_every_image_format_is_read(api: LiveServer, kind: str, model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("colour", "JPEG"),
+        *(("grey", kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM")),
+    ],
+)
+def test_every_image_format_is_read(api: LiveServer, model: str, kind: str) -> None:
     config = CONFIGS[model]
     colour = Picture.new("RGB", (config.width, config.height), (90, 90, 90))
     reply = api.complete(encode(colour, kind), model=model, known_rows=2, output="values", seed=1)

@@ -97,7 +97,7 @@ def test_train_resumes_and_its_result_can_be_sampled_and_evaluated(
 def test_train_accepts_each_kind_of_attention_and_draws_with_it(
     photographs: Path, options: list[object], fields: dict[str, object]
 ) -> None:
-    small = ["--images", photographs, "--size", 8, "--grey", "--layers", 1, "--width", 8,
+    small = ["--images", photographs, "--size", 4, "--grey", "--layers", 1, "--width", 8,
              "--heads", 2, "--batch", 4, "--precision", "fp32", "--steps", 1]  # fmt: skip
     assert run_command("train", *small, *options, "--out", "run") == 0
     config = load_checkpoint(Path("run/run.safetensors")).model.config

@@ -24,21 +24,40 @@ from tests.service.fixtures import GREY, logs_kept, save_tiny, until
 from tests.service.server.server_process import COMMAND, environment, serving
 
 
-def test_port_0_chooses_a_free_port_and_logs_it(weights: Path) -> None:
+def test_a_server_logs_its_port_watches_its_folder_and_dumps_its_stacks(tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    save_tiny(folder, "first", GREY)
     with subprocess.Popen(
         [*COMMAND, "--port", "0"],
-        env=environment(weights, backend="reference"),
+        env=environment(folder, backend="reference", watch_seconds=0.1),
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stderr is not None
         log = ""
-        try:
-            while (found := re.search(r"listening on (http://127\.0\.0\.1:\d+)", log)) is None:
-                line = process.stderr.readline()
+
+        def read_until(pattern: str) -> re.Match[str]:
+            nonlocal log
+            while (found := re.search(pattern, log)) is None:
+                line = process.stderr.readline()  # type: ignore[union-attr]
                 assert line, log
                 log += line
-            assert httpx.get(f"{found[1]}/livez", timeout=60).text == "ok\n"
+            return found
+
+        try:
+            url = read_until(r"listening on (http://127\.0\.0\.1:\d+)")[1]
+            with httpx.Client(base_url=url, timeout=60) as client:
+
+                def names() -> list[str]:
+                    return [model["id"] for model in client.get("/v1/models").json()["data"]]
+
+                until(lambda: client.get("/readyz").status_code == 200, "the first model")
+                assert names() == ["first"]
+                save_tiny(folder, "second", GREY)
+                until(lambda: names() == ["first", "second"], "the second model")
+                process.send_signal(signal.SIGUSR1)
+                read_until("most recent call first")
+                assert client.get("/livez").text == "ok\n"
             process.terminate()
             process.stderr.read()
             process.wait(60)
@@ -47,32 +66,22 @@ def test_port_0_chooses_a_free_port_and_logs_it(weights: Path) -> None:
     assert process.returncode == 0
 
 
-def test_a_model_added_to_the_folder_is_served(tmp_path: Path) -> None:
-    folder = tmp_path / "weights"
-    save_tiny(folder, "first", GREY)
-
-    def names() -> list[str]:
-        return [model["id"] for model in server.client.get("/v1/models").json()["data"]]
-
-    with serving(folder, tmp_path / "log", watch_seconds=0.1) as server:
-        assert names() == ["first"]
-        save_tiny(folder, "second", GREY)
-        until(lambda: names() == ["first", "second"], "the second model")
-
-
 @pytest.mark.usefixtures("default_sighup")
-@pytest.mark.parametrize("which", ["SIGTERM", "SIGHUP"])
-def test_a_signal_during_startup_ends_the_server(which: str) -> None:
+def test_a_signal_during_startup_ends_the_server() -> None:
     """The first process of a container has no default signal handlers."""
-    code = f"""
-import os, signal, time
+    code = """
+import os, signal, sys, time
 import scanline.service.server as server
 from scanline.service.cli.main import main
-server.ModelReloader.load = lambda *_: (os.kill(os.getpid(), signal.{which}), time.sleep(60))
-main(["serve"])
+for which in (signal.SIGTERM, signal.SIGHUP):
+    if os.fork() == 0:  # importing everything takes seconds
+        server.ModelReloader.load = lambda *_: (os.kill(os.getpid(), which), time.sleep(60))
+        main(["serve", "--port", "0"])
+    if status := os.wait()[1]:
+        sys.exit(f"{which!r}: {status}")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -172,13 +181,6 @@ def test_an_unknown_instruction_set_stops_the_server(
     assert "portable on this CPU, not 'avx512_bf16'" in said
 
 
-def test_sigusr1_dumps_the_stacks_and_the_server_goes_on(weights: Path, tmp_path: Path) -> None:
-    with serving(weights, tmp_path / "log") as server:
-        server.terminate(signal.SIGUSR1)
-        until(lambda: "most recent call first" in server.log.read_text(), "the stacks")
-        assert server.client.get("/livez").status_code == 200
-
-
 def test_a_port_in_use_stops_the_server_before_models_load(
     weights: Path, start_error: Callable[..., str]
 ) -> None:
@@ -205,15 +207,12 @@ def test_a_server_listens_on_all_existing_addresses_with_one_port() -> None:
 
 
 def test_an_unsupported_backend_stops_the_server_with_an_error(
-    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start_error: Callable[..., str],
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    ended = subprocess.run(
-        [*COMMAND, "--port", "0"], env=environment(weights, backend="native", cache=tmp_path),
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 1, ended
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout == ""
-    assert "no-such-compiler" in ended.stderr
-    assert "install g++" in ended.stderr
+    said = start_error(weights, backend="native", cache=tmp_path)
+    assert "no-such-compiler" in said
+    assert "install g++" in said

@@ -23,16 +23,16 @@ from tests.sse_client import parse_sse, rebuild
 
 
 def expected(seed: int) -> NDArray[np.uint8]:
-    """Return the images 0 to 29 that ``network(seed)`` draws, uint8 ``[30, T, C]``."""
-    drawn = api.draw(network(seed), 30, backend="reference")
-    return drawn.reshape(30, GREY.pixels, GREY.channels)
+    """Return the images 0 to 9 that ``network(seed)`` draws, uint8 ``[10, T, C]``."""
+    drawn = api.draw(network(seed), 10, backend="reference")
+    return drawn.reshape(10, GREY.pixels, GREY.channels)
 
 
-def test_thirty_streams_end_on_the_weights_that_they_began_with(
+def test_ten_streams_end_on_the_weights_that_they_began_with(
     tmp_path: Path, serve: Callable[..., Any]
 ) -> None:
     save(tmp_path, 1)
-    with serve(slots=4) as server, ThreadPoolExecutor(60) as pool:
+    with serve(slots=4) as server, ThreadPoolExecutor(20) as pool:
         server.gate.clear()
 
         def stream(seed: int) -> NDArray[np.uint8]:
@@ -42,13 +42,13 @@ def test_thirty_streams_end_on_the_weights_that_they_began_with(
         def waiting() -> int:
             return sum(one.queue.waiting + one.running for one in server.app_state.registry.engines)
 
-        old = [pool.submit(stream, seed) for seed in range(30)]
-        until(lambda: waiting() == 30, "thirty images of the old weights")
+        old = [pool.submit(stream, seed) for seed in range(10)]
+        until(lambda: waiting() == 10, "ten images of the old weights")
         save(tmp_path, 2)
         assert server.reload()["replaced"] == ["it"]
         assert server.weights() == {"it": server.digest()}
-        new = [pool.submit(stream, seed) for seed in range(30)]
-        until(lambda: waiting() == 60, "thirty more images of the new weights")
+        new = [pool.submit(stream, seed) for seed in range(10)]
+        until(lambda: waiting() == 20, "ten more images of the new weights")
         assert metric_value(server.client, 'scanline_slots{model="it"}') == 16
         server.gate.set()
         images = {weights: expected(weights) for weights in (1, 2)}
