@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -25,9 +24,6 @@ from tests.page.helpers import (
     wait_until_drawn,
 )
 from tests.service.fixtures import GREY, encode, random_picture
-
-if TYPE_CHECKING:
-    pass
 
 
 def test_example_is_completed_in_one_click(visit: Open) -> None:
