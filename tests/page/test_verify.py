@@ -69,7 +69,7 @@ def test_saved_picture_is_verified_and_drawn_again(visit: Open) -> None:
     page = draw_two(visit)
     shown = pixels(page, "#draw .image-grid canvas")[1]
     page.locator("#draw .image-grid button").nth(1).click()
-    other = None
+    files = []
     for button, scale in (("#viewer-png", 1), ("#viewer [data-copy=png]", 112)):
         if scale > 1:
             page.click("#viewer [data-share-open]")
@@ -81,22 +81,22 @@ def test_saved_picture_is_verified_and_drawn_again(visit: Open) -> None:
         with Image.open(io.BytesIO(file)) as picture:
             assert picture.size == (scale * GREY.width, scale * GREY.height)
             assert picture.info["parameters"].startswith("one\nSteps: 30, ")
-        if other is None:
-            other = drop_elsewhere(visit, file)
-        else:
-            drop(other, file)
-            expect(other.locator("#verify")).to_be_visible()
-        expect(other.locator("#verify-verdict")).to_have_text(SAME)
-        expect(other.locator("#verify-facts")).to_have_text("grey · class one · seed 9")
-        other.keyboard.press("Escape")
-    drop(other, file)
+        files.append(file)
+    plain, enlarged = files
+    other = drop_elsewhere(visit, plain)
+    expect(other.locator("#verify-verdict")).to_have_text(SAME)
+    expect(other.locator("#verify-facts")).to_have_text("grey · class one · seed 9")
+    other.keyboard.press("Escape")
+    drop(other, enlarged)
+    expect(other.locator("#verify")).to_be_visible()
+    expect(other.locator("#verify-verdict")).to_have_text(SAME)
     other.click("#verify-draw")
     wait_until_drawn(other)
     expect(other.locator("#verify")).to_be_hidden()
     fields = {"n=1", "seed=9", "label=one", "temperature=0.9", "top_p=0.7"}
     assert fields <= set(url_hash(other).partition("?")[2].split("&"))
     assert pixels(other, "#draw .image-grid canvas") == [shown]
-    drop(other, file)
+    drop(other, plain)
     other.click("#verify-open")
     expect(other.locator("#editor-status")).to_contain_text("as the model sees it")
 
