@@ -87,8 +87,8 @@ def start_script(tmp_path: Path) -> Iterator[StartScript]:
         (script := tmp_path / "script.py").write_text(text)
         process = subprocess.Popen(
             [sys.executable, *launcher, str(script), *map(str, arguments)],
-            env=os.environ | environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True,
+            env=os.environ | environment, cwd=ROOT, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         started.append(process)
         return process
