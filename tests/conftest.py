@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -191,6 +191,34 @@ def isa_params(isas: Sequence[str]) -> list[Any]:
         isas = [isa for isa in isas if isa == chosen]
     usual = (cpu_isas()[0], "avx2", "portable")
     return [pytest.param(i, marks=() if i in usual else pytest.mark.broad, id=i) for i in isas]
+
+
+def parametrize_partly_broad(
+    fixture: str,
+    values: Iterable[Any],
+    names: str,
+    cases: Mapping[str, object],
+    is_broad: Callable[[str, str], bool],
+) -> pytest.MarkDecorator:
+    """Parametrize a fixture and ``names`` with all combinations, and mark some of them broad.
+
+    Args:
+        fixture: The name of the fixture.
+        values: Its values: strings, or ``pytest.param`` of one string.
+        names: The names of the other parameters, with commas.
+        cases: Their value, or a tuple of their values, by the name of the case.
+        is_broad: Returns True if the fixture's value and a case are marked broad together.
+    """
+    params = []
+    for one in values:
+        value, marks = (one, ()) if isinstance(one, str) else (one.values[0], one.marks)
+        for name, case in cases.items():
+            arguments = case if isinstance(case, tuple) else (case,)
+            broad = [pytest.mark.broad] if is_broad(value, name) else []
+            params.append(
+                pytest.param(value, *arguments, marks=[*marks, *broad], id=f"{value}-{name}")
+            )
+    return pytest.mark.parametrize(f"{fixture},{names}", params, indirect=[fixture])
 
 
 def use_fast_build(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:

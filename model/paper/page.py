@@ -49,9 +49,10 @@ How we measured:
 - Training times are CPU seconds of a process with one thread, which other programs on the machine \
 affect less than the time on the clock. Evaluations do not count. A claim on time compares units \
 of one machine only.
-- A spread is a 95 % confidence interval of the median of nine or more timings, the range of fewer \
-timings, a 95 % confidence interval over the test data, or the range of several seeds of the \
-training. If there is one seed, the spread says nothing about others.
+- The spread of timings is a 95 % confidence interval of their median, or their range if there are \
+fewer than nine; a ratio combines the ends of two. Other spreads are 95 % confidence intervals \
+over the test data, or the range of several trainings with different seeds. If there is one seed, \
+the spread says nothing about others.
 - On a CPU, causal `linear` trains in our C++, `softmax` in PyTorch's fused kernel, and everything \
 else in plain PyTorch.
 - `lsh` averages its rounds of hashing and draws new hash functions in every pass of the training, \

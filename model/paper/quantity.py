@@ -23,8 +23,8 @@ class Quantity:
 
     Attributes:
         value: The quantity.
-        low: Lower end of its spread: of a 95 % confidence interval over the test data, or the
-            quantity of the ends of the timings' ``median_interval``.
+        low: Lower end of its spread: of a 95 % confidence interval over the test data, or computed
+            from the ends of the timings' ``median_interval``.
         high: Upper end.
         details: What it was computed from.
     """
@@ -84,6 +84,6 @@ def largest_spread(rows: Iterable[Row]) -> str:
 
 
 def timing_ratio(first: list[float], second: list[float]) -> Quantity:
-    """Return the ratio of two medians; its spread is that of the ends of their intervals."""
+    """Return the ratio of two medians; its spread combines the ends of their intervals."""
     (low, high), (second_low, second_high) = median_interval(first), median_interval(second)
     return Quantity(median(first) / median(second), low / second_high, high / second_low)

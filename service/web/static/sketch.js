@@ -32,9 +32,13 @@ export class SketchStore {
     try {
       const { model: id, values, known, state } = JSON.parse(sessionStorage.getItem(STORAGE_KEY));
       // Another model of this name may have another shape.
-      const fits = known.length === pixelCount(model) && values.length === known.length * model.channels;
+      const pixels = pixelCount(model);
+      const fits = known.length === pixels && values.length === pixels * model.channels;
       if (id !== model.id || !fits) return null;
-      return { picture: { shape: model, values: Uint8Array.from(values), known: Uint8Array.from(known) }, state };
+      const picture = {
+        shape: model, values: Uint8Array.from(values), known: Uint8Array.from(known),
+      };
+      return { picture, state };
     } catch { // none, or damaged
       return null;
     }

@@ -84,7 +84,7 @@ def images(config: ModelConfig) -> tuple[ReferenceDecoder, list[int]]:
     return decoder, [4, *pair, 0, 2, 1]
 
 
-# A build takes many seconds, so that most networks have two of the launch configurations.
+# A build takes many seconds, so most networks are drawn with two launch configurations only.
 LAUNCHES = {
     "paper": (FOUR_BLOCKS, STAGED),
     "paper, subpixels": (TWO_STATES, FOUR_BLOCKS),

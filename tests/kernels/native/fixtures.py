@@ -17,7 +17,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
-from tests.conftest import isa_params, tiny_config
+from tests.conftest import isa_params, parametrize_partly_broad, tiny_config
 from tests.model.decoders.fixtures import LAYERS, network_for
 
 TINY = LinearTransformer(tiny_config())
@@ -52,14 +52,10 @@ def on_isas(
         cases: A value, or a tuple of values, by the name of the case.
         on_others: The cases that are not broad on other ISAs.
     """
-    params = []
-    for isa in isa_params(machine_isas()):
-        for case, value in cases.items():
-            broad = isa.id != cpu_isas()[0] and case not in on_others
-            values = value if isinstance(value, tuple) else (value,)
-            marks = [*isa.marks, *[pytest.mark.broad] * broad]
-            params.append(pytest.param(*isa.values, *values, marks=marks, id=f"{isa.id}-{case}"))
-    return pytest.mark.parametrize(f"isa,{names}", params, indirect=["isa"])
+    return parametrize_partly_broad(
+        "isa", isa_params(machine_isas()), names, cases,
+        lambda isa, case: isa != cpu_isas()[0] and case not in on_others,
+    )  # fmt: skip
 
 
 def trace(

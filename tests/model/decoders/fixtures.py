@@ -18,7 +18,7 @@ from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 from scanline.model.noise import image_noise
-from tests.conftest import random_network, tiny_config
+from tests.conftest import parametrize_partly_broad, random_network, tiny_config
 
 if TYPE_CHECKING:
     from scanline.model.decoders.triton import TritonDecoder
@@ -39,21 +39,10 @@ def on_backends(
         cases: A value, or a tuple of values, by the name of the case.
         on_reference: The cases that are not broad on the reference.
     """
-    params = []
-    for backend in BACKENDS:
-        name, marks = (
-            (backend, ()) if isinstance(backend, str) else (backend.values[0], backend.marks)
-        )
-        for case, value in cases.items():
-            broad = name == "reference" and case not in on_reference
-            values = value if isinstance(value, tuple) else (value,)
-            params.append(
-                pytest.param(
-                    name, *values, marks=[*marks, *[pytest.mark.broad] * broad],
-                    id=f"{name}-{case}",
-                )
-            )  # fmt: skip
-    return pytest.mark.parametrize(f"backend,{names}", params, indirect=["backend"])
+    return parametrize_partly_broad(
+        "backend", BACKENDS, names, cases,
+        lambda backend, case: backend == "reference" and case not in on_reference,
+    )  # fmt: skip
 
 
 GREY = tiny_config(classes=("cat", "dog"))

@@ -190,7 +190,7 @@ def test_killed_process_ends_the_run(
 
 @pytest.mark.slow
 def test_error_of_one_worker_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
-    """Although the error is of a type that the first process would report itself."""
+    """The error has a type that the first process would report itself."""
     with (
         pytest.raises(RuntimeError, match=r"ended with status 1, see above"),
         process_group(2, _fail) as device,
