@@ -19,7 +19,10 @@ export function toHash(view, fields) {
 
 let retryTimer;
 let lastPush = -Infinity;
-addEventListener("hashchange", () => clearTimeout(retryTimer)); // a newer address replaces it
+addEventListener("hashchange", () => { // the visitor went back, forward or to a link
+  clearTimeout(retryTimer); // this address replaces the one to be written
+  lastPush = -Infinity;
+});
 
 /**
  * Write a hash to the address bar. A change of view adds a history entry, and so does a new drawing
