@@ -210,6 +210,30 @@ def test_undo_restores_drawing_after_example_and_model_switch(visit: Open) -> No
     raise AssertionError("undo does not restore the drawing")
 
 
+def test_arrow_keys_paint_a_line_while_space_is_held(visit: Open) -> None:
+    page = visit("#complete")
+    wait_until_drawn(page, "complete")
+    page.click("#blank")
+    expect(page.locator("#editor")).to_be_focused()
+    set_slider(page, "#complete-brush", 1)
+    page.focus("#editor")
+    paper = editor_values(page)
+    page.keyboard.down(" ")
+    page.keyboard.down(" ")  # as the keyboard repeats it
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.up(" ")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Tab")  # hides the cursor
+    drawn = editor_values(page) != paper
+    row, column = GREY.height // 2, GREY.width // 2
+    assert np.flatnonzero(drawn.any(1)).tolist() == [row, row + 1, row + 2]
+    assert np.flatnonzero(drawn.any(0)).tolist() == [column]
+    page.focus("#editor")
+    page.keyboard.press("Control+z")  # the whole line
+    assert (editor_values(page) == paper).all()
+
+
 def test_reload_keeps_an_own_drawing(visit: Open) -> None:
     page, drawn = open_with_sketch(visit)
     page.reload()

@@ -24,6 +24,7 @@ export class Editor {
     this.blank = false; // began empty: a dotted line across it, until the first stroke
     this.undoStacks = {}; // by model
     this.cursor = null; // of the keyboard
+    this.spaceHeld = false; // the arrow keys paint
     this.activePointer = null;
     this.lastPoint = null; // of the active pointer
     canvas.addEventListener("pointerdown", (event) => this.onPointerDown(event));
@@ -32,7 +33,11 @@ export class Editor {
       canvas.addEventListener(type, (event) => this.onPointerEnd(event));
     }
     canvas.addEventListener("keydown", (event) => this.onKeyDown(event));
-    canvas.addEventListener("blur", () => { this.cursor = null; this.render(); });
+    canvas.addEventListener("keyup", ({ key }) => { if (key === " ") this.spaceHeld = false; });
+    canvas.addEventListener("blur", () => {
+      Object.assign(this, { cursor: null, spaceHeld: false });
+      this.render();
+    });
   }
 
   /** Load a picture. Undo brings the old one back. */
@@ -178,7 +183,7 @@ export class Editor {
   onKeyDown(event) {
     const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
     const { width, height } = this.picture.shape;
-    const [x, y] = this.cursor ?? [width / 2, height / 2];
+    const [x, y] = this.cursor ?? [width, height].map((size) => Math.floor(size / 2) + 0.5);
     const modified = event.altKey || event.ctrlKey || event.metaKey; // as Alt+Left, which goes back
     if (event.key in steps && !modified) {
       const [dx, dy] = steps[event.key];
@@ -186,13 +191,17 @@ export class Editor {
         Math.min(width - 0.5, Math.max(0.5, x + dx)),
         Math.min(height - 0.5, Math.max(0.5, y + dy)),
       ];
-      this.render();
+      if (this.spaceHeld) this.paintLine([x, y], this.cursor);
+      else this.render();
       this.announceCursor();
     } else if (event.key === " ") {
-      this.cursor = [x, y];
-      this.saveUndo();
-      this.paintLine(this.cursor, this.cursor);
-      this.announceCursor();
+      if (!event.repeat) {
+        this.spaceHeld = true;
+        this.cursor = [x, y];
+        this.saveUndo();
+        this.paintLine(this.cursor, this.cursor);
+        this.announceCursor();
+      }
     } else if (event.key === "z" && (event.ctrlKey || event.metaKey)) {
       this.undo();
     } else {
