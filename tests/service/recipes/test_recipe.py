@@ -25,6 +25,13 @@ FIELDS: dict[str, Any] = {
     "seed": MAX_SEED, "n": 1, "label": "one", "temperature": 0.3, "guidance": 1.5, "top_p": 0.9,
     "particles": 1, "given": None, "scale": 1, "version": "0.1.0",
 }  # fmt: skip
+# A recipe of version 0.1.0. Do not change it: pictures of that version must stay verifiable.
+OLD_RECIPE = (
+    '{"format":1,"model":"mnist","weights":"a09d9b0c9df428954c275d425b4b6da5aee05381ffe4a89aff23e1a'
+    '36b5680d6","precision":"int8","arithmetic":1,"seed":0,"n":64,"label":"random",'
+    '"temperature":1.0,"guidance":1.75,"top_p":0.98,"particles":1,"given":null,"scale":4,'
+    '"version":"0.1.0"}'
+)
 PNG = encode(random_picture())
 
 
@@ -64,6 +71,12 @@ def test_any_class_name_is_kept(label: str | None) -> None:
 def test_every_sampling_option_is_in_the_recipe() -> None:
     options = {field.name: FIELDS[field.name] for field in fields(SamplingOptions)}
     assert options_of(Recipe(**FIELDS)) == SamplingOptions(**options)
+
+
+def test_recipe_of_an_earlier_version_is_read() -> None:
+    recipe = read_recipe(with_text(OLD_RECIPE.encode()))
+    assert recipe is not None
+    assert options_of(recipe) == SamplingOptions(label="random", guidance=1.75, top_p=0.98)
 
 
 def test_picture_without_recipe() -> None:
