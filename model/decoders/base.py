@@ -110,9 +110,9 @@ class InputBatch:
 class Decoder(ABC):
     """Base class of the backends: up to ``max_slots`` images in flight, one slot each.
 
-    The arrays below are numpy arrays on the host, with one row per slot. Methods take slots as
-    int32 arrays, in which -1 stands for no slot and is skipped. Twin slots are never passed: they
-    follow their image. All methods must be called from the same thread.
+    The arrays below are numpy arrays on the host, with one row per slot. Methods take sequences of
+    slots, in which -1 stands for no slot and is skipped. ``begin`` and ``fork`` assign twin slots;
+    for the other methods they follow their image. All methods must be called from the same thread.
 
     Attributes:
         canvas: uint8 ``[N, T, C]``, the pixels so far.

@@ -111,7 +111,7 @@ def _media_type(request: Request, body: DrawRequest) -> MediaType:
 def _resolve(
     request: Request, app_state: AppState, body: DrawRequest, key: str | None
 ) -> tuple[LoadedModel, GenerationSpec]:
-    """Find the model of a request, and build the spec of the images to draw."""
+    """Find a request's model, check that it accepts ``n`` images, and build their spec."""
     loaded = find_model(app_state, body.model)
     check_capacity(request, app_state, loaded, body.n, key)
     options = body.sampling_options()

@@ -77,7 +77,7 @@ def _check_slots(sampling: SamplingParams, available: int) -> None:
 def check_capacity(
     request: Request, app_state: AppState, loaded: LoadedModel, n: int, key: str | None = None
 ) -> None:
-    """Refuse images before their upload is decoded, if they could not be submitted afterwards.
+    """Refuse images that could not be submitted, before an upload is decoded for them.
 
     A repeated request needs no room: its idempotency ``key`` belongs to a generation that is kept.
 
