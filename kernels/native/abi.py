@@ -174,8 +174,8 @@ def _close(library: ctypes.CDLL, handle: ctypes.c_void_p, owner: int) -> None:
         library.scanline_close(handle)
 
 
-class NativeNetwork:
-    """A network with its slots in native code.
+class DecoderHandle:
+    """A decoder in native code: ``Decoder`` in decoder.h.
 
     Calls release the GIL. A forked process does not have the decoder's threads, so there ``begin``,
     ``step`` and ``copy`` raise ``RuntimeError``.

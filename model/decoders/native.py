@@ -110,7 +110,7 @@ class NativeDecoder(Decoder):
             **{field.name: getattr(self.inputs, field.name) for field in fields(self.inputs)},
         }  # fmt: skip
         try:
-            self._native = native.NativeNetwork(
+            self._native = native.DecoderHandle(
                 library, sizes, _weights(model), _layers(model), arrays
             )
         except NativeBuildError as error:  # memory or threads

@@ -61,7 +61,7 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class Captured:
-    """Replaces ``NativeNetwork`` to record its arguments."""
+    """Replaces ``DecoderHandle`` to record its arguments."""
 
     isa = "neon"
 
@@ -103,7 +103,7 @@ def emulate(
     count = len(inputs.canvas)
     slots = count + int((inputs.twin != NO_SLOT).sum())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(abi, "NativeNetwork", Captured)
+        patch.setattr(abi, "DecoderHandle", Captured)
         decoder = NativeDecoder(
             network or network_for(config), slots, threads, precision=precision,
             speculate=speculate,

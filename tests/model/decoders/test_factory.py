@@ -82,7 +82,7 @@ def test_auto_raises_instead_of_falling_back_without_threads(
     def refuse(*_: object) -> NoReturn:
         raise NativeBuildError("100000 threads cannot be had: ask for fewer")
 
-    monkeypatch.setattr(abi, "NativeNetwork", refuse)
+    monkeypatch.setattr(abi, "DecoderHandle", refuse)
     with pytest.raises(InsufficientResourcesError, match="ask for fewer"):
         create_decoder(network_for(GREY), 1, threads=100_000)
 
