@@ -153,7 +153,7 @@ def stream_generation(
     return stream_response(
         request,
         events,
-        app_state.stream_pacer,
+        app_state.metrics.open_streams,
         queue.reading(generation),
         generation_headers(generation),
         resumable=True,

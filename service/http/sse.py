@@ -36,17 +36,12 @@ class StreamPacer:
     event loop competes with the decoder for CPU time, so the budget grows with the number of cores.
 
     Args:
-        gauge: Gauge of open streams.
         cores: Number of cores.
     """
 
-    def __init__(self, gauge: Gauge, cores: int) -> None:
-        self._paced_streams, self._gauge = 0, gauge
+    def __init__(self, cores: int) -> None:
+        self._paced_streams = 0
         self._budget = min(EVENTS_PER_CORE * cores, MAX_EVENTS_IN_ALL)  # events per second
-
-    def track(self) -> contextlib.AbstractContextManager[None]:
-        """Count an open stream in the gauge inside the block."""
-        return self._gauge.track_inprogress()
 
     @contextlib.contextmanager
     def pace(self) -> Iterator[Callable[[float], float]]:
@@ -121,7 +116,7 @@ def sse_event_from_json(name: str, data: bytes, identifier: str | None = None) -
 def stream_response(
     request: Request,
     events: Callable[[WaitingClient], AsyncIterator[bytes]],
-    pacer: StreamPacer,
+    open_streams: Gauge,
     reading: contextlib.AbstractContextManager[None],
     headers: Mapping[str, str],
     *,
@@ -132,7 +127,7 @@ def stream_response(
     Args:
         request: The request.
         events: Function from the client to its formatted events.
-        pacer: Counts the stream while it is open.
+        open_streams: Gauge that counts the stream while it is open.
         reading: Context in which the events are read.
         headers: Further headers of the reply.
         resumable: Whether an interrupted stream can be resumed. It begins with ``RETRY_FIELD``.
@@ -141,7 +136,11 @@ def stream_response(
     async def body() -> AsyncIterator[bytes]:
         if resumable:
             yield RETRY_FIELD
-        with pacer.track(), reading, contextlib.suppress(ClientDisconnectedError):
+        with (
+            open_streams.track_inprogress(),
+            reading,
+            contextlib.suppress(ClientDisconnectedError),
+        ):
             async with watch_client(request) as client:
                 async for event in events(client):
                     yield event

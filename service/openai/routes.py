@@ -133,7 +133,7 @@ async def _draw(
         return stream_response(
             request,
             events,
-            app_state.stream_pacer,
+            app_state.metrics.open_streams,
             queue.reading(generation, grace),
             generation_headers(generation),
         )

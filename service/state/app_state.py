@@ -94,7 +94,7 @@ class AppState:
             reply=lambda: self.encode_pool.queued, enlarge=lambda: self.large_encode_pool.queued,
         )  # fmt: skip
         self.quota = PixelQuota(settings.pixels_per_minute, self._count_quota_pixels, clock)
-        self.stream_pacer = StreamPacer(self.metrics.open_streams, usable_cores())
+        self.stream_pacer = StreamPacer(usable_cores())
 
     def _count_quota_pixels(self, caller: str, pixels: int) -> None:
         # Every address would add a time series, so that clients without keys are counted as one.

@@ -18,7 +18,6 @@ import numpy as np
 import uvicorn
 from numpy.typing import NDArray
 from PIL import Image as Picture
-from prometheus_client import Gauge
 
 from scanline.model.checkpoint import Checkpoint, save_checkpoint
 from scanline.model.config import ModelConfig
@@ -127,7 +126,7 @@ async def open_stream(
     """Open a stream of a generation's events, or of those after the event id ``seen``."""
     gone = asyncio.create_task(asyncio.sleep(60))
     yield stream_events(
-        generation, WaitingClient("", gone), no_streams(), FairThreadPool(1),
+        generation, WaitingClient("", gone), StreamPacer(4), FairThreadPool(1),
         granularity=granularity,
         resumed=None if seen is None else parse_cursors(seen, generation),
     )  # fmt: skip
@@ -255,11 +254,6 @@ def held_server(
         finally:
             go_on.set()
         until(lambda: idle(app_state), "an idle server")
-
-
-def no_streams(cores: int = 4) -> StreamPacer:
-    """Return the stream registry of a server without open streams."""
-    return StreamPacer(Gauge("streams", "Open.", registry=None), cores)
 
 
 def metric_value(client: httpx.Client, metric: str) -> float:

@@ -26,7 +26,7 @@ from scanline.service.openai.events import stream_images
 from scanline.service.openai.rendering import choose_rendering
 from scanline.service.openai.requests import GenerationsRequest
 from tests.fake_clock import run_skipping
-from tests.service.fixtures import GREY, no_streams
+from tests.service.fixtures import GREY
 from tests.sse_client import parse_sse, rebuild
 
 LARGE = dataclasses.replace(GREY, height=25, width=40)
@@ -58,7 +58,7 @@ async def draw(generation: Generation, values: NDArray[np.uint8]) -> None:
 
 def crowd(count: int, cores: int = 4) -> tuple[StreamPacer, contextlib.ExitStack]:
     """Return a pacer with this many pixel streams, which end when the stack is closed."""
-    streams, stack = no_streams(cores), contextlib.ExitStack()
+    streams, stack = StreamPacer(cores), contextlib.ExitStack()
     for _ in range(count):
         stack.enter_context(streams.pace())(0.0)
     return streams, stack
@@ -101,7 +101,7 @@ def test_pixels_are_batched_to_the_event_rate(count: int, least: int, most: int)
 )  # fmt: skip
 def test_streams_with_pixels_share_the_event_budget(cores: int, count: int, pause: float) -> None:
     streams, stack = crowd(count - 1, cores)
-    with stack, streams.pace(), streams.track(), streams.pace() as pausing:
+    with stack, streams.pace(), streams.pace() as pausing:
         assert pausing(0.0) == pausing(0.0) == pytest.approx(pause)
 
 
@@ -115,7 +115,7 @@ def test_streams_send_at_the_same_ticks() -> None:
         times.append({*pixels[1:-1]})  # the first and the last are sent at once
 
     async def all_of_them() -> None:
-        streams, spec = no_streams(), GenerationSpec(n=1, seed=0)
+        streams, spec = StreamPacer(4), GenerationSpec(n=1, seed=0)
         blank = np.zeros((LARGE.pixels, 1), np.uint8)
         generations = [Generation("fake", LARGE, spec) for _ in range(3)]
         await asyncio.gather(
@@ -137,7 +137,7 @@ def test_an_idle_stream_sends_keep_alive_comments() -> None:
         generation.finish(generation.clock())
 
     async def both() -> list[tuple[float, bytes]]:
-        parts, _ = await asyncio.gather(read(generation, no_streams()), end())
+        parts, _ = await asyncio.gather(read(generation, StreamPacer(4)), end())
         return parts
 
     parts = run_skipping(both())
@@ -170,7 +170,7 @@ def test_changes_without_events_do_not_delay_keep_alive_comments(kind: str) -> N
         client = WaitingClient("", loop.create_task(asyncio.sleep(3600)))
         if kind == "rows":
             events = stream_events(
-                generation, client, no_streams(), FairThreadPool(1), granularity="row",
+                generation, client, StreamPacer(4), FairThreadPool(1), granularity="row",
                 estimate_wait=lambda: (0, 0.0),
             )  # fmt: skip
         else:
