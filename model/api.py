@@ -199,7 +199,7 @@ def generate(
         )
         for one in image_labels
     ]
-    slots_per_image = max(params.slots for params in image_params)
+    slots_per_image = max(params.slots_per_image for params in image_params)
     if slots < slots_per_image:
         raise ValueError(
             f"an image takes {slots_per_image} slots with these options, and slots is {slots}"

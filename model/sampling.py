@@ -73,8 +73,8 @@ class SamplingParams:
         return self.guidance != 1
 
     @property
-    def slots(self) -> int:
-        """Number of decoder slots per image."""
+    def slots_per_image(self) -> int:
+        """Number of decoder slots per image: one per particle, and their twins."""
         return self.particles * (2 if self.guided else 1)
 
     def image_label(self, config: ModelConfig, seed: int) -> int:

@@ -58,7 +58,7 @@ def build_spec(
 
 def _check_slots(sampling: SamplingParams, available: int) -> None:
     """Raise ``ApiError`` if one image needs more slots than are available."""
-    if sampling.slots <= available:
+    if sampling.slots_per_image <= available:
         return
     if sampling.particles > 1:
         param, advice = "particles", "ask for fewer particles"
@@ -68,8 +68,8 @@ def _check_slots(sampling: SamplingParams, available: int) -> None:
         param, advice = "guidance", "set guidance to 1"
     raise ApiError(
         400,
-        f"an image would need {sampling.slots} slots (one per particle, twice as many with "
-        f"guidance), and this server has {available}: {advice}",
+        f"an image would need {sampling.slots_per_image} slots (one per particle, twice as many "
+        f"with guidance), and this server has {available}: {advice}",
         param=param, code="too_many",
     )  # fmt: skip
 

@@ -73,7 +73,7 @@ def draw_generation(
         RuntimeError: If drawing fails.
     """
     config = checkpoint.model.config
-    slots = min(spec.n * spec.slots, max(SLOTS, spec.slots))
+    slots = min(spec.n * spec.slots_per_image, max(SLOTS, spec.slots_per_image))
     precision = checkpoint.native_precision
     decoder = create_decoder(checkpoint.model, slots, backend, threads, precision)
     engine = Engine(checkpoint.name, decoder, QueueLimits(max_waiting=spec.n))

@@ -261,7 +261,7 @@ class DistributedEngine:
         for generation, image, is_spare in self.queue.admit(limits):
             admitted.setdefault(generation, []).append(image)
             self._assigned[image] = is_spare
-            self._in_use[is_spare] += generation.spec.slots
+            self._in_use[is_spare] += generation.spec.slots_per_image
             self._images_assigned[generation] = self._images_assigned.get(generation, 0) + 1
             canvas = np.zeros((self.config.pixels, self.config.channels), np.uint8)
             image.start(CanvasView(canvas, np.zeros(1, np.int32)))
@@ -342,7 +342,7 @@ class DistributedEngine:
                 assignment.tries = 1
                 # The known prefix is prefilled, so it does not count as drawn.
                 pixels = max(0, stop - max(image.position, generation.spec.prefix))
-                self._drawn += pixels * generation.spec.slots
+                self._drawn += pixels * generation.spec.slots_per_image
             self._apply_update(generation, image, update)
         self._progress.advance(generation)
 
@@ -357,7 +357,7 @@ class DistributedEngine:
     ) -> None:
         # Free the slots first, so that they are free even if an observer raises.
         if image in self._assigned:
-            self._in_use[self._assigned.pop(image)] -= generation.spec.slots
+            self._in_use[self._assigned.pop(image)] -= generation.spec.slots_per_image
             self._images_assigned[generation] -= 1
             if not self._images_assigned[generation]:
                 del self._images_assigned[generation]

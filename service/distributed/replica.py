@@ -90,8 +90,10 @@ class Replica:
             ValueError: An image needs more slots than the replica has, so it would block the queue.
         """
         self._exit_if_unusable(item.reproducibility)
-        if item.spec.slots > self._engine.max_slots_per_image:
-            raise ValueError(f"an image needs {item.spec.slots} slots; {self._name} has fewer")
+        if item.spec.slots_per_image > self._engine.max_slots_per_image:
+            raise ValueError(
+                f"an image needs {item.spec.slots_per_image} slots; {self._name} has fewer"
+            )
         queue = self._engine.queue
         generation = queue.submit(item.spec, caller=item.caller, request_slots=item.request_slots)
         progress = list(item.progress)

@@ -48,7 +48,7 @@ class FewestImagesRouter(RequestRouter):
         left = [one for one in candidate_replicas if one.replica_id not in tried]
         chosen = min(left or candidate_replicas, key=self._load)
         items = [one for one in pending_request.args if isinstance(one, WorkItem)]
-        images = sum(item.spec.n * item.spec.slots for item in items)
+        images = sum(item.spec.n * item.spec.slots_per_image for item in items)
         tried = (tried if left else frozenset()) | {chosen.replica_id}
         self._routed[request] = _Routed(chosen.replica_id, images, tried)
         self._images[chosen.replica_id] += images

@@ -196,7 +196,7 @@ class Engine:
         )
         if not admitted:
             return
-        needed = sum(one.generation.spec.slots for one in admitted)
+        needed = sum(one.generation.spec.slots_per_image for one in admitted)
         self._published[slots.free[-needed:]] = 0  # before readers see the slots
         started, failed = list[RunningImage](), set[Generation]()
         for one in admitted:

@@ -119,7 +119,9 @@ class FairQueue:
             # The first image is admitted even if it alone exceeds a limit.
             if not admitted:
                 return True
-            return spec.slots <= at_once and limits.pixels_to_prefill(spec) <= prefill_pixels
+            return (
+                spec.slots_per_image <= at_once and limits.pixels_to_prefill(spec) <= prefill_pixels
+            )
 
         def may_prefill(generation: Generation, largest_demand: int) -> bool:
             small = is_small(generation, largest_demand)
@@ -128,7 +130,7 @@ class FairQueue:
 
         def admit_next(generation: Generation, *, spare: bool) -> None:
             nonlocal at_once, prefill_pixels
-            at_once -= generation.spec.slots
+            at_once -= generation.spec.slots_per_image
             prefill_pixels = max(prefill_pixels - limits.pixels_to_prefill(generation.spec), 0)
             image = generation.images[generation.next_index]
             generation.next_index += 1
@@ -138,7 +140,7 @@ class FairQueue:
         largest = limits.largest_demand
         while self:
             generation = self.peek()
-            slots = generation.spec.slots
+            slots = generation.spec.slots_per_image
             if slots > free or not fits(generation.spec) or not may_prefill(generation, largest):
                 break
             free -= slots
@@ -146,7 +148,7 @@ class FairQueue:
         if self and spare:
             largest = max(largest, self.peek().slot_demand)
             for generation in tuple(islice(self, SPARE_SCAN_LIMIT)):
-                slots = generation.spec.slots
+                slots = generation.spec.slots_per_image
                 small = is_small(generation, largest)
                 if not small or slots > spare or not may_prefill(generation, largest):
                     continue

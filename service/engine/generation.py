@@ -53,9 +53,9 @@ class GenerationSpec:
     known: NDArray[np.bool_] | None = None
 
     @cached_property
-    def slots(self) -> int:
+    def slots_per_image(self) -> int:
         """Number of slots per image, twins included."""
-        return self.sampling.slots
+        return self.sampling.slots_per_image
 
     @cached_property
     def prefix(self) -> int:
@@ -109,7 +109,9 @@ class Generation:
             initial = np.where(spec.known[:, None], spec.canvas, np.uint8(0))
             spec = replace(spec, canvas=initial)
         self.model, self.config, self.spec, self.caller = model, config, spec, caller
-        self.request_slots = spec.n * spec.slots if request_slots is None else request_slots
+        self.request_slots = (
+            spec.n * spec.slots_per_image if request_slots is None else request_slots
+        )
         initial_view = CanvasView(initial, np.zeros(1, np.int32))
         seeds = [image_seed(spec.seed, j) for j in range(spec.n)]
         labels = [spec.sampling.image_label(config, seed) for seed in seeds]
@@ -163,7 +165,11 @@ class Generation:
     def remaining_pixels(self) -> list[int]:
         """Return the number of pixels left for each slot that the running images hold."""
         running = [i for i in self.images[: self.next_index] if i.status is Status.RUNNING]
-        return [self.config.pixels - i.position for i in running for _ in range(self.spec.slots)]
+        return [
+            self.config.pixels - i.position
+            for i in running
+            for _ in range(self.spec.slots_per_image)
+        ]
 
     @property
     def slot_demand(self) -> int:

@@ -59,7 +59,7 @@ class PixelQuota:
         """Charge a generation to its caller, and give back at its end what was not drawn."""
         if self.limit is None:
             return
-        slots = generation.spec.slots
+        slots = generation.spec.slots_per_image
         pixels = generation.config.pixels - generation.spec.prefix
         charged = generation.spec.n * pixels * slots
         self._add(caller, charged)

@@ -165,7 +165,7 @@ class Queue:
     def waiting_slots(self) -> int:
         """Return the number of slots that the waiting images need."""
         with self._changed:
-            return sum(one.waiting * one.spec.slots for one in self._fair_queue)
+            return sum(one.waiting * one.spec.slots_per_image for one in self._fair_queue)
 
     def check_capacity(self, n: int, caller: str = "") -> None:
         """Raise the error that ``submit`` would raise for ``n`` images of ``caller``."""

@@ -43,7 +43,7 @@ class QueueSnapshot(NamedTuple):
             taken_at=now,
             positions=positions,
             images=len(waiting),
-            slots=sum(generation.spec.slots for generation in waiting),
+            slots=sum(generation.spec.slots_per_image for generation in waiting),
             remaining=sorted(pixels for one in live for pixels in one.remaining_pixels()),
         )
 

@@ -74,7 +74,7 @@ class SlotAllocator:
         """Allocate slots to an image. If this raises, nothing has changed."""
         generation, image, spare = admission
         spec = generation.spec
-        both = self.free[: -spec.slots - 1 : -1]
+        both = self.free[: -spec.slots_per_image - 1 : -1]
         slots, twins = both[: spec.sampling.particles], both[spec.sampling.particles :]
         particles = None
         if spec.sampling.particles > 1:
@@ -82,8 +82,8 @@ class SlotAllocator:
             particles = ParticleFilter(self._config, image.seed, known, slots, twins or None)
         running = RunningImage(generation, image, slots, twins, particles, spare)
         lead = slots[0]
-        del self.free[-spec.slots :]
-        self.spare -= spec.slots if spare else 0
+        del self.free[-spec.slots_per_image :]
+        self.spare -= spec.slots_per_image if spare else 0
         self.by_lead[lead] = running
         self.owners[lead] = generation
         self.particle_images += particles is not None
@@ -97,7 +97,7 @@ class SlotAllocator:
         self.owners[lead] = None
         self.particle_images -= running.particles is not None
         self.free += reversed(running.slots + running.twins)
-        self.spare += generation.spec.slots if running.spare else 0
+        self.spare += generation.spec.slots_per_image if running.spare else 0
         self.leads[generation].remove(lead)
         if not self.leads[generation]:
             del self.leads[generation]

@@ -43,7 +43,7 @@ def test_options_are_resolved_with_model_defaults(
     options: dict[str, Any], defaults: SamplingDefaults, params: SamplingParams
 ) -> None:
     assert resolve(GREY, defaults, SamplingOptions(**options)) == params
-    assert params.slots == params.particles * (1 if params.guidance == 1 else 2)
+    assert params.slots_per_image == params.particles * (1 if params.guidance == 1 else 2)
 
 
 @pytest.mark.parametrize(

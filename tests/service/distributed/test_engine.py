@@ -54,8 +54,10 @@ def test_the_rate_counts_all_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             measured.clear()
             generation = drawn(engine, SPECS[name])
             spec, pixels = generation.spec, engine.config.pixels
-            assert (spec.slots, spec.prefix > 0) == ((2, False) if name == "guided" else (1, True))
-            to_draw = spec.slots * spec.n * (pixels - spec.prefix)
+            assert (spec.slots_per_image, spec.prefix > 0) == (
+                (2, False) if name == "guided" else (1, True)
+            )
+            to_draw = spec.slots_per_image * spec.n * (pixels - spec.prefix)
             until(lambda wanted=to_draw: sum(measured) == wanted, "a report")  # type: ignore[misc]
 
 
