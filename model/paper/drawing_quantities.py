@@ -15,6 +15,7 @@ from scanline.model.paper.quantity import (
     NotMeasuredError,
     Quantity,
     check_same_machine,
+    extreme,
     timing_ratio,
 )
 from scanline.model.paper.report import Row
@@ -93,11 +94,11 @@ def latency_lead(data: str, device: str) -> Measure:
         check_same_machine(one[0] for one in points)
         seconds = dict(zip(names, map(_one_image, points), strict=True))
         nearest = min(names[1:], key=lambda name: float(median(seconds[name])))
-        found = timing_ratio(seconds[nearest], seconds[names[0]])
         said = ", ".join(
             f"{name} {number(median(seconds[name]))} s" for name in (names[0], nearest)
         )
-        return Quantity(found.value, found.low, found.high, said)
+        ratios = [timing_ratio(seconds[name], seconds[names[0]]) for name in names[1:]]
+        return extreme(min, ratios, said)
 
     return measure
 

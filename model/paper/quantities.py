@@ -19,7 +19,7 @@ from scanline.model.paper.quantity import (
     NotMeasuredError,
     Quantity,
     check_same_machine,
-    middle,
+    extreme,
     timing_ratio,
 )
 from scanline.model.paper.report import Row, by_kind
@@ -146,9 +146,8 @@ def largest_exponent(kinds: tuple[str, ...], what: str) -> Measure:
 
     def measure(rows: AllRows) -> Quantity:
         found = {kind: exponent(kind, what)(rows) for kind in kinds}
-        worst = max(found, key=lambda kind: found[kind].value)
         said = ", ".join(f"{kind} {number(one.value)}" for kind, one in found.items())
-        return Quantity(found[worst].value, found[worst].low, found[worst].high, said)
+        return extreme(max, found.values(), said)
 
     return measure
 
@@ -158,22 +157,23 @@ def smallest_ratio(what: str) -> Measure:
 
     def measure(rows: AllRows) -> Quantity:
         linear = {row["length"]: row for row in _points(rows, PLAIN[0])}
-        ratios: list[tuple[float, str, Row, Row]] = []
+        ratios: dict[str, Quantity] = {}
         for kind in PLAIN[1:]:
             for row in _points(rows, kind):
                 other = linear.get(row["length"], {"stopped": True})
-                if "stopped" not in row and "stopped" not in other:
-                    a, b = (middle(one[what]) for one in (row, other))
-                    ratios.append((a / b, f"{kind} at {row['length']:,}", row, other))
+                if "stopped" in row or "stopped" in other:
+                    continue
+                if what == "seconds":
+                    check_same_machine((row, other))
+                    ratio = timing_ratio(row[what], other[what])
+                else:
+                    value = row[what] / other[what]
+                    ratio = Quantity(value, value, value)
+                ratios[f"{kind} at {row['length']:,}"] = ratio
         if not ratios:
             raise NotMeasuredError("no two kinds are measured at one length")
-        value, said, row, other = min(ratios, key=lambda one: one[0])
-        low, high = value, value
-        if what == "seconds":
-            check_same_machine((row, other))
-            ratio = timing_ratio(row[what], other[what])
-            low, high = ratio.low, ratio.high
-        return Quantity(value, low, high, said)
+        said = min(ratios, key=lambda name: ratios[name].value)
+        return extreme(min, ratios.values(), said)
 
     return measure
 
@@ -196,16 +196,17 @@ def bits_ratio(first: str | tuple[str, ...], second: str, mark: str, data: str) 
                 "no kind predicts better than a table of pairs yet: "
                 f"{best['bits_per_dim']:.3f} bits/dim against {pairs:.3f}, after equal training"
             )
-        lowest = min(points[:-1], key=lambda point: float(point["bits_per_dim"]))
-        a, b = lowest, points[-1]
-        value = a["bits_per_dim"] / b["bits_per_dim"]
-        error = Z_95 * _ratio_error(a, b)
+        ratios = []
+        for point in points[:-1]:
+            value = point["bits_per_dim"] / points[-1]["bits_per_dim"]
+            error = Z_95 * _ratio_error(point, points[-1])
+            ratios.append(Quantity(value, value - error, value + error))
         said = ", ".join(
             f"{kind} {point['bits_per_dim']:.3f}" for kind, point in zip(kinds, points, strict=True)
         )
         unit = "images" if mark == "images_seen" else "seconds"
         said += f" after {points[0][AMOUNTS[mark]]:,.0f} {unit}, one seed"
-        return Quantity(value, value - error, value + error, said)
+        return extreme(min, ratios, said)
 
     return measure
 
@@ -272,15 +273,17 @@ def error_difference(first: tuple[str, ...], second: str) -> Measure:
             raise NotMeasuredError(
                 f"the errors of {', '.join(falling)} were still falling when the time was over"
             )
-        best = min(points[:-1], key=lambda point: float(point["error_rate"]))
-        value = 100 * (best["error_rate"] - points[-1]["error_rate"])
-        error = 100 * Z_95 * math.hypot(best["standard_error"], points[-1]["standard_error"])
+        last, differences = points[-1], []
+        for point in points[:-1]:
+            value = 100 * (point["error_rate"] - last["error_rate"])
+            error = 100 * Z_95 * math.hypot(point["standard_error"], last["standard_error"])
+            differences.append(Quantity(value, value - error, value + error))
         said = ", ".join(
             f"{run['kind']} {100 * point['error_rate']:.2f} % "
             f"({run['steps'] / run['epoch_steps']:.1f} epochs)"
             for run, point in zip(runs, points, strict=True)
         )
-        return Quantity(value, value - error, value + error, said)
+        return extreme(min, differences, said)
 
     return measure
 
@@ -299,8 +302,8 @@ def epoch_ratio(first: tuple[str, ...], second: str) -> Measure:
         check_same_machine(runs)
         seconds = {run["kind"]: epoch_seconds(run) for run in runs}
         fastest = min(first, key=lambda kind: float(median(seconds[kind])))
-        found = timing_ratio(seconds[fastest], seconds[second])
         said = ", ".join(f"{kind} {number(median(seconds[kind]))} s" for kind in (fastest, second))
-        return Quantity(found.value, found.low, found.high, said)
+        ratios = [timing_ratio(seconds[kind], seconds[second]) for kind in first]
+        return extreme(min, ratios, said)
 
     return measure

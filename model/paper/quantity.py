@@ -43,6 +43,25 @@ class Quantity:
 Measure = Callable[[AllRows], Quantity]
 
 
+def extreme(
+    choose: Callable[[Iterable[float]], float], quantities: Iterable[Quantity], details: str
+) -> Quantity:
+    """Return the smallest or largest of several quantities.
+
+    Each end of its spread is the smallest or largest of theirs, because a quantity with a wider
+    spread than the extreme one may exceed it.
+
+    Args:
+        choose: ``min`` or ``max``.
+        quantities: The quantities.
+        details: What they were computed from.
+    """
+    every = [*quantities]
+    ends = ([one.value for one in every], [one.low for one in every], [one.high for one in every])
+    value, low, high = map(choose, ends)
+    return Quantity(value, low, high, details)
+
+
 def check_same_machine(rows: Iterable[Row]) -> None:
     """Raise ``NotMeasuredError`` if rows were timed on different machines or PyTorch versions."""
     first, *others = rows

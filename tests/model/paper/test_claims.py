@@ -252,6 +252,22 @@ def test_reasons_for_no_verdict() -> None:
     assert judged.found == "the errors of lsh-4 were still falling when the time was over"
 
 
+def test_extremes_count_the_spread_of_every_kind_and_length() -> None:
+    """The extreme one is far within the limit, and another is not certainly within it."""
+    rows = scaling()
+    row, linear = rows["lsh-4 1024"], rows["linear-pytorch 1024"]["seconds"][0]
+    row["seconds"] = [0.9 * linear, 2.5 * linear, 2.6 * linear]
+    judged = judge(claim_named("always-faster"), results("figure1", rows))
+    assert judged.verdict == UNDECIDED
+    assert judged.found.startswith("2 (0.882 to 2.04): lsh-1 at 512")
+    rows = scaling(lsh=1.05)
+    longest = rows["lsh-8 4096"]["seconds"]
+    longest[:] = [longest[1], longest[1], 1.5 * longest[1]]
+    judged = judge(claim_named("lsh-time"), results("figure1", rows))
+    assert judged.verdict == UNDECIDED
+    assert judged.found.startswith("1.05 (1.04 to 1.2): lsh-1 1, lsh-4 1.05, lsh-8 1")
+
+
 def test_copying_is_judged_by_all_seeds() -> None:
     rows = copying(0.1, 0.1, 0.3)
     for kind, loss in (("linear", 0.2), ("softmax", 0.1)):
