@@ -48,8 +48,8 @@ class Experiment(ABC, Generic[Settings]):
 
     Args:
         presets: Settings of each mode, as a dataclass that can be written as JSON. ``quick`` takes
-            about a minute per unit, ``default`` up to 150 minutes on one core, and ``full`` has the
-            paper's settings.
+            about a minute per unit, ``default`` hours on one core, and ``full`` has the paper's
+            settings.
     """
 
     name: str

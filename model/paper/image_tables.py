@@ -70,20 +70,23 @@ class _ImageTable(Experiment[ImageTableSettings]):
             if s["neighbours"]
             else ""
         )
+        maps = (
+            f" {' and '.join(f'`{kind}`' for kind in MEASURED_MAPS)} are linear attention with "
+            "other [feature maps](training.md#kinds-of-attention), which the paper did not measure."
+            if set(MEASURED_MAPS) & set(s["kinds"])
+            else ""
+        )
         return (
             f"Each kind is trained for {length} on whole images ({network(s)}, {batch}, LSH "
             f"chunks of {s['lsh_chunk']}; {optimizer}). {neighbours}Bits/dim are on "
             f"the first {s['mark_images']:,} test images, and at the end on {s['test_images']:,}, "
-            "with their standard error. The curves show the loss of the training batches, "
-            "which repeat no image within an epoch; dots are bits/dim of the test images. The "
-            "output of `lsh` at a position depends on the buckets of later positions, so its "
-            "bits/dim are not exactly a likelihood. A table of pairs, which predicts each value "
-            "from the previous one by counts in the training images, has "
+            f"with their standard error.{maps} The curves show the loss of the training batches, "
+            "dots the bits/dim of test images. A table of pairs, which predicts each value from "
+            "the previous one by counts in the training images, has "
             f"{pair_bits(s['data'], s['mark_images']):.3f} and "
             f"{pair_bits(s['data'], s['test_images']):.3f} bits/dim on these test images; "
             "likelihoods are compared only once a kind is better. Matrix products of the training "
-            "are in bfloat16 if the machine has instructions for it, the test is in float32. "
-            "Images/s are in the section on drawing speed."
+            "are in bfloat16 if the machine has instructions for it, the test is in float32."
         )
 
     def table(self, rows: dict[str, Row]) -> str:

@@ -125,12 +125,12 @@ class _Supplement(Experiment[LatencySettings]):
             "Measured with the paper's networks and random weights. `softmax` and `lsh` compute "
             "the whole network again in every step, the others keep a state. A step is timed three "
             f"times at {s['positions']} positions of an image and integrated over all; the table "
-            "has medians, and the largest spread as a share of the median. A method stops at the "
+            "has medians, in brackets how many times as fast as `softmax` they are, and the "
+            "largest spread as a share of the median. A method stops at the "
             f"batch size at which a step would take more than {s['max_step_seconds']:g} seconds, "
-            f"or that does not fit into memory. `{NATIVE}` is this project's decoder. The other "
-            "rows are plain PyTorch, in which `softmax` uses PyTorch's fused kernel. A GPU draws "
-            "hundreds of images in little more than the time of one, but a CPU core gains less "
-            "from large batches, so methods differ less there."
+            f"or that does not fit into memory. `{NATIVE}` is this project's decoder, timed three "
+            "times for the first pixels of an image, because all its steps take the same time. The "
+            "other rows are plain PyTorch, in which `softmax` uses PyTorch's fused kernel."
         )
 
     def table(self, rows: dict[str, Row]) -> str:

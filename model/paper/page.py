@@ -15,6 +15,7 @@ from scanline.model.paper.claims import (
     REPRODUCED,
     UNDECIDED,
     UNTESTED,
+    Claim,
     Verdict,
     judge,
 )
@@ -27,11 +28,12 @@ from scanline.model.paper.runner import EXPERIMENTS
 INTRODUCTION = (
     "This page compares the claims, figures and tables of Katharopoulos, Vyas, Pappas and Fleuret, "
     "[*Transformers are RNNs*](https://arxiv.org/abs/2006.16236) (ICML 2020), with our "
-    "measurements. The kinds of attention are `linear` (the paper's), `softmax`, `lsh-N` (Reformer "
-    "with N rounds of hashing) and `stateful-softmax` (softmax that keeps earlier keys and values "
-    "while it draws). `scanline paper` runs the experiments and `scanline paper page` generates "
+    "measurements.[^summaries] The kinds of attention are `linear` (the paper's), `softmax`, "
+    "`lsh-N` (Reformer with N rounds of hashing) and `stateful-softmax` (softmax that keeps "
+    "earlier keys and values while it draws). `scanline paper` runs the experiments and `scanline "
+    "paper page` generates "
     "this page from their reports, so our measurements are not typed by hand. Compare rankings and "
-    "ratios, not absolute numbers: the machines are not the paper's.[^summaries] The limits in "
+    "ratios, not absolute numbers: the machines are not the paper's. The limits in "
     "brackets, within which a claim holds, are ours."
 )
 MODES_NOTE = """\
@@ -41,8 +43,8 @@ There are three modes:
 - The default takes up to 90 minutes of one core per unit, in figure 2 up to six hours, on whole \
 images and sequences. Most of its networks are smaller than the paper's, and it trains each with \
 one seed.
-- `--full` has the paper's settings, for a GPU, \
-[with some exceptions](training.md#reproducing-the-paper).
+- `--full` has the paper's settings, \
+[with some exceptions](training.md#reproducing-the-paper), and takes about 30 days on an H100.
 
 How we measured:
 
@@ -50,17 +52,19 @@ How we measured:
 affect less than the time on the clock. Evaluations do not count. A claim on time compares units \
 of one machine only.
 - The spread of timings is a 95 % confidence interval of their median, or their range if there are \
-fewer than nine; a ratio combines the ends of two. Other spreads are 95 % confidence intervals \
+fewer than nine. A ratio combines the ends of two, and the smallest or largest of several \
+quantities those of all. Other spreads are 95 % confidence intervals \
 over the test data, or the range of several trainings with different seeds. If there is one seed, \
 the spread says nothing about others.
 - On a CPU, causal `linear` trains in our C++, `softmax` in PyTorch's fused kernel, and everything \
 else in plain PyTorch.
 - `lsh` averages its rounds of hashing and draws new hash functions in every pass of the training, \
 as in the authors' code. Units measured before that, or with an earlier, slower implementation, \
-are marked below their table."""
+are marked below their table. The output of `lsh` at a position depends on the buckets of later \
+positions, so its bits/dim are not exactly a likelihood."""
 UNFINISHED = (
     "Numbers of unfinished trainings are intermediate: compare kinds only after equal time, images "
-    "or steps. To continue a unit, run its command again with the same `--out`."
+    "or steps."
 )
 OTHER_MACHINES = "The units were measured on different machines, so their times cannot be compared."
 FOOTNOTE = (
@@ -115,19 +119,35 @@ def _summary(verdicts: list[Verdict]) -> str:
     counts = Counter(one.verdict for one in verdicts)
     tested = counts[REPRODUCED] + counts[NOT_REPRODUCED] + counts[UNDECIDED]
 
+    modes = [mode for mode in BEST_FIRST if any(one.mode == mode for one in verdicts)]
+    how = f" Those tested were measured in the {' or '.join(modes)} mode." if modes else ""
     parts = [
         f"**{counts[REPRODUCED]} of the {tested} claims tested here are reproduced, "
-        f"{counts[NOT_TESTED] + len(UNTESTED)} are not tested.**",
+        f"{counts[NOT_TESTED] + len(UNTESTED)} are not tested.**{how}",
         _counts_by_experiment(verdicts),
     ]
-    names = {
-        NOT_REPRODUCED: "Not reproduced:",
-        UNDECIDED: "Undecided, because a limit of the claim is within the spread:",
+    by_verdict = {
+        verdict: [one.claim for one in verdicts if one.verdict == verdict]
+        for verdict in (NOT_REPRODUCED, UNDECIDED)
     }
-    for verdict, name in names.items():
-        if claims := [f"- {one.claim.text}" for one in verdicts if one.verdict == verdict]:
-            parts += [name, "\n".join(claims)]
+    if claims := by_verdict[NOT_REPRODUCED]:
+        parts += ["Not reproduced, with the probable reason:", _by_reason(claims)]
+    if claims := by_verdict[UNDECIDED]:
+        undecided = "\n".join(f"- *{claim.text}*" for claim in claims)
+        parts += ["Undecided, because a limit of the claim is within the spread:", undecided]
     return "\n\n".join(parts)
+
+
+def _by_reason(claims: list[Claim]) -> str:
+    """List claims with our explanations; those with the same one share an item."""
+    groups: dict[str, list[Claim]] = {}
+    for claim in claims:
+        groups.setdefault(claim.why or claim.name, []).append(claim)
+    return "\n".join(
+        f"- {'; '.join(f'*{claim.text}*' for claim in group)}"
+        + (f": {group[0].why}." if group[0].why else "")
+        for group in groups.values()
+    )
 
 
 def _counts_by_experiment(verdicts: list[Verdict]) -> str:
@@ -147,7 +167,7 @@ def _claims(verdicts: list[Verdict]) -> str:
     lines = [
         [
             one.claim.text, one.claim.place, f"{one.claim.quantity} ({one.claim.limits})",
-            one.claim.paper, _found(one),
+            one.claim.paper, one.found,
             one.verdict if one.verdict == REPRODUCED else f"**{one.verdict}**",
         ]
         for one in verdicts
@@ -155,12 +175,6 @@ def _claims(verdicts: list[Verdict]) -> str:
     lines += [[one.text, one.place, "–", "–", one.reason, f"**{NOT_TESTED}**"] for one in UNTESTED]
     head = ["claim", "place", "quantity (the claim holds if)", "paper", "here (spread)", "verdict"]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))
-
-
-def _found(verdict: Verdict) -> str:
-    """Return the quantity or reason, with our explanation if the claim is not reproduced."""
-    why = verdict.claim.why if verdict.verdict == NOT_REPRODUCED else ""
-    return f"{verdict.found}. Probably because {why}" if why else verdict.found
 
 
 def _section(one: Experiment[Any], results: Results, folder: Path, beside: Path) -> list[str]:

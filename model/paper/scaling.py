@@ -213,9 +213,10 @@ class _Figure1(Experiment[ScalingSettings]):
             f"{s['tokens']:,} divided by the length, at least 1. `softmax` is PyTorch's own "
             "kernel, which stores no T × T matrix; `softmax-matrix` stores it, as in the paper. "
             "The upper panels have all kinds in plain PyTorch; the lower ones have the fastest "
-            f"implementation of each. Times are medians of {s['repeats']} timings. The slope is "
-            "the exponent of the length, fitted to the four longest. Memory is the peak of "
-            "PyTorch's allocator."
+            "implementation of each, and with dashed lines the authors' code, whose LSH stores a "
+            f"T × T mask. Times are medians of {s['repeats']} timings, with the largest spread as "
+            "a share of the median. The slope is the exponent of the length, fitted to the four "
+            "longest. Memory is the peak of PyTorch's allocator."
         )
 
     def table(self, rows: dict[str, Row]) -> str:

@@ -106,6 +106,20 @@ def test_every_experiment_is_plotted_and_shown(tmp_path: Path) -> None:
     assert f"**{reproduced} of the {tested} claims tested here are reproduced" in page
 
 
+def test_claims_not_reproduced_are_listed_with_their_reason(tmp_path: Path) -> None:
+    for data in ("mnist", "cifar10"):
+        write(tmp_path, "supplement", drawn(data, "linear", 1.0) | drawn(data, "softmax", 2.0))
+    page = render_page(tmp_path, tmp_path)
+    assert "Those tested were measured in the default mode.\n" in page
+    assert (
+        "\n- *MNIST: linear draws more than 300 times as many images/s as softmax*; "
+        "*CIFAR-10: linear draws more than 4,000 times as many images/s as softmax*: large" in page
+    )
+    table = page.split("## The paper's claims")[1]
+    assert "large batches make" not in table
+    assert "times as fast as `softmax`" in table
+
+
 def test_quick_rows_are_shown_only_for_units_without_default_rows(tmp_path: Path) -> None:
     write(tmp_path, "table1", trained("linear", 1.0))
     write(tmp_path, "table1", trained("linear", 7.0) | trained("softmax", 8.0), "quick")
