@@ -224,8 +224,8 @@ def time_peer(
     It is timed with one thread and with all, and the faster result is returned: torch synchronizes
     its threads after every operation, which costs more than they gain in small ones.
     """
+    Peer(model, 2).check()  # computes whole images: many of them may not fit into memory
     peer = Peer(model, slots)
-    peer.check()
     threads = torch.get_num_threads()
     timings = []
     try:

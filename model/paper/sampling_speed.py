@@ -91,8 +91,6 @@ class _Peer(Sampler):
 
     def __init__(self, network: LinearTransformer, batch: int) -> None:
         self.peer = Peer(network, batch)
-        self.peer.check()
-        self.peer.restart()
 
     def step(self, position: int) -> Tensor:
         self.peer.draw(1)
@@ -125,7 +123,8 @@ def check(method: str, config: ModelConfig, device: torch.device, count: int = 4
     ``NATIVE`` may differ by the error of its precision, as in ``scanline bench``. Attention whose
     output depends on later positions is compared in a network of ``count`` steps, at the last.
     """
-    if method == PEER:  # checked when it is created
+    if method == PEER:
+        Peer(random_network("linear", config, device), 2).check()
         return
     if method == NATIVE:
         check_decoder(random_network("linear", config, device), _open_native)

@@ -54,7 +54,7 @@ class ScalingSettings:
     head_size: int = 32
     tokens: int = 2**13
     max_seconds: float = 60.0
-    repeats: int = 3
+    repeats: int = 9
 
     def batch(self, length: int) -> int:
         """Return the batch size of a length."""
@@ -273,8 +273,8 @@ def _curves(axes: Axes, rows: dict[str, Row], what: str, scale: float, label: st
 
 FIGURE1 = _Figure1(
     {
-        "quick": ScalingSettings(longest=2**11, max_seconds=2.0, tokens=2**10),
+        "quick": ScalingSettings(longest=2**11, max_seconds=2.0, tokens=2**10, repeats=3),
         "default": ScalingSettings(),
-        "full": ScalingSettings(tokens=2**16, repeats=9),
+        "full": ScalingSettings(tokens=2**16),
     }
 )
