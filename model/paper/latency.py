@@ -129,8 +129,9 @@ class _Supplement(Experiment[LatencySettings]):
             "largest spread as a share of the median. A method stops at the "
             f"batch size at which a step would take more than {s['max_step_seconds']:g} seconds, "
             f"or that does not fit into memory. `{NATIVE}` is this project's decoder, timed three "
-            "times for the first pixels of an image, because all its steps take the same time. The "
-            "other rows are plain PyTorch, in which `softmax` uses PyTorch's fused kernel."
+            "times for the first pixels of an image, because all its steps take the same time. "
+            f"`{PEER}` is the authors' decoder. The other rows are plain PyTorch, in which "
+            "`softmax` uses PyTorch's fused kernel."
         )
 
     def table(self, rows: dict[str, Row]) -> str:

@@ -99,12 +99,10 @@ def test_back_returns_from_view_that_opened_an_image(visit: Open) -> None:
 
 
 def test_back_undoes_one_change_and_then_leaves_the_view(visit: Open) -> None:
-    """Opening a link replaces its history entry instead of adding one.
-
-    No time passes, so the visitor goes back, or to a link, as soon as anything is drawn.
-    """
+    """Opening a link replaces its history entry instead of adding one."""
     page = visit("#draw?n=1&seed=1")
     wait_until_drawn(page)
+    # As for a visitor who goes back, or to a link, as soon as anything is drawn.
     page.evaluate("() => { const now = performance.now(); performance.now = () => now; }")
     start = page.url
     for link, settled, change in (

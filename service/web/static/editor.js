@@ -194,17 +194,15 @@ export class Editor {
       if (this.spaceHeld) this.paintLine([x, y], this.cursor);
       else this.render();
       this.announceCursor();
-    } else if (event.key === " ") {
-      if (!event.repeat) {
-        this.spaceHeld = true;
-        this.cursor = [x, y];
-        this.saveUndo();
-        this.paintLine(this.cursor, this.cursor);
-        this.announceCursor();
-      }
+    } else if (event.key === " " && !this.spaceHeld) {
+      this.spaceHeld = true;
+      this.cursor = [x, y];
+      this.saveUndo();
+      this.paintLine(this.cursor, this.cursor);
+      this.announceCursor();
     } else if (event.key === "z" && (event.ctrlKey || event.metaKey)) {
       this.undo();
-    } else {
+    } else if (event.key !== " ") { // repeated while it is held
       return;
     }
     event.preventDefault();
